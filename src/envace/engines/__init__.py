@@ -1,0 +1,1 @@
+"""Engines sample from a policy and update its weights."""
