@@ -1,0 +1,160 @@
+"""Makes the tiny policy's starting point: a tokenizer, a chat template and random weights, as a Hugging Face folder.
+
+    python recipes/tiny/make_policy.py runs/tiny/start runs/tiny/trajectories.jsonl.gz --trajectories 20000
+
+also writes the trajectories it is then warm-started on (``envace sft recipes/tiny/sft.yaml``). The tokenizer keeps words
+whole and digits apart, so that a name or an id is the same tokens in a sentence, in arguments and in a response: a
+model of this size can then copy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from envace.chat.render import ChatRenderer
+from envace.roles.rehearse import RehearsePrompt
+from envace.seeds import derive_seed
+from envace.training.sft import Trajectory, supervised_rows
+from envace.types import Message, Role, Task, ToolCall
+from envace.worlds import HELD_OUT, REGISTRY
+from envace.worlds.demonstrator import demonstrate, probe_calls
+from envace.worlds.tasks import build_tasks
+
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+MARKUP = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<execution_result>", "</execution_result>"]
+PIECES = r"\d|[A-Za-z_]+|[^A-Za-z0-9_<]+|<"
+
+
+def build_tokenizer(texts: list[str], vocab_size: int, template: str) -> PreTrainedTokenizerFast:
+    """Byte-level BPE that never merges a word with its neighbours."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(PIECES), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(MARKUP),
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.add_tokens(MARKUP)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    fast.chat_template = template
+    return fast
+
+
+def build_model(tokenizer: PreTrainedTokenizerFast, seed: int, hidden: int, layers: int) -> Qwen3ForCausalLM:
+    """Qwen3's architecture. Weights start at a standard deviation of 0.05: at the usual 0.02 nothing was learnt."""
+    import torch
+
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden,
+        intermediate_size=3 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 32,
+        num_key_value_heads=hidden // 64,
+        head_dim=32,
+        max_position_embeddings=4096,
+        initializer_range=0.05,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return Qwen3ForCausalLM(config)
+
+
+def copying(words: list[str], rng: random.Random, index: int) -> Trajectory:
+    """A request to repeat random words and ids: how a model of this size learns to copy at all."""
+    pieces = [
+        rng.choice(words) if rng.random() < 0.6 else f"{rng.choice('ABCDEFGHIJKLMNOPQRSTUVWXYZ')}{rng.randrange(10, 100)}"
+        for _ in range(rng.randint(4, 28))
+    ]
+    text = rng.choice([" ", '", "', '": "', ", "]).join(pieces)
+    task = Task(id=f"copy-{index}", messages=(Message(role="user", content=text),))
+    return Trajectory(task=task, messages=(Message(role="assistant", content=text),), roles=(Role.ACT,))
+
+
+def probing(task: Task, seed: int) -> Iterator[Trajectory]:
+    """The world's own answers to calls an agent might make there: supervision of the Rehearse role."""
+    for history, call, response in probe_calls(task, seed):
+        messages: list[Message] = []
+        for done in [*history, (call, response)]:
+            made, answer = (done.call, done.response) if hasattr(done, "call") else done
+            messages += exchange(made, answer)
+        yield Trajectory(task=task, messages=tuple(messages), roles=(Role.REHEARSE,))
+
+
+def exchange(call: ToolCall, response: object) -> list[Message]:
+    from envace.chat.tools import canonical_json
+
+    return [
+        Message(role="assistant", tool_calls=(call,)),
+        Message(role="tool", name=call.name, content=canonical_json(response)),
+    ]
+
+
+def trajectories(count: int, seed: int, care: float, words: list[str]) -> Iterator[Trajectory]:
+    """Copying first, then mixed with demonstrations and probes; harder tasks come with time by the shuffle's window."""
+    rng = random.Random(seed)
+    worlds = [name for name in REGISTRY if name not in HELD_OUT]
+    streams = {name: build_tasks(name, count, seed, "warmup") for name in worlds}
+    for index in range(count):
+        progress = index / count
+        if rng.random() < (0.6 if progress < 0.15 else 0.15 if progress < 0.5 else 0.03):
+            yield copying(words, rng, index)
+            continue
+        task = next(streams[rng.choice(worlds)])
+        shown = derive_seed(seed, "demonstration", index)
+        yield Trajectory(task=task, messages=demonstrate(task, shown, care), roles=(Role.ACT, Role.REHEARSE))
+        probes = list(probing(task, shown))
+        if probes:
+            yield max(probes, key=lambda probe: len(probe.messages)) if rng.random() < 0.5 else rng.choice(probes)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("trajectories", type=Path)
+    parser.add_argument("--count", type=int, default=20000, help="steps of the mixture; a step is one or two trajectories")
+    parser.add_argument("--care", type=float, default=0.5, help="the demonstrator's care; 1 makes no mistakes")
+    parser.add_argument("--hidden", type=int, default=128)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--vocabulary", type=int, default=1536)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+
+    template = (Path(__file__).parent / "chat_template.jinja").read_text()
+    # The held-out world's words are in the vocabulary, its behaviour in no training example.
+    corpus = [task.model_dump_json() for name in REGISTRY for task in build_tasks(name, 300, options.seed, "vocabulary")]
+    tokenizer = build_tokenizer(corpus, options.vocabulary, template)
+    model = build_model(tokenizer, options.seed, options.hidden, options.layers)
+    options.folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save_pretrained(options.folder)
+    model.save_pretrained(options.folder)
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens -> {options.folder}")
+
+    words = [token for token in tokenizer.get_vocab() if token.isascii() and token.isalpha() and len(token) > 2]
+    options.trajectories.parent.mkdir(parents=True, exist_ok=True)
+    renderer, prompt, tokens = ChatRenderer(tokenizer), RehearsePrompt("brief"), 0
+    with gzip.open(options.trajectories, "wt", compresslevel=3) as file:
+        for written, item in enumerate(trajectories(options.count, options.seed, options.care, sorted(words))):
+            file.write(item.model_dump_json(exclude_defaults=True) + "\n")
+            if written < 500:
+                tokens += sum(len(row.ids) for row in supervised_rows(item, renderer, prompt))
+    print(f"{written + 1} trajectories, about {tokens / 500:.0f} tokens each -> {options.trajectories}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Tool calls as data: their JSON text, their validity against a schema, and the error a bad call gets.
+
+Knows neither tokenizers nor responders.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import jsonschema
+from jsonschema.protocols import Validator
+
+from envace.errors import UserError
+from envace.types import Frozen, ToolCall, ToolSpec
+
+TOOL_NOT_AVAILABLE = "TOOL_NOT_AVAILABLE"
+INVALID_PARAMETERS = "INVALID_PARAMETERS"
+
+
+class ParseError(Frozen):
+    """What was wrong with a generated message or call: one of the published codes, and words for a person."""
+
+    code: str
+    message: str
+
+
+def canonical_json(value: Any) -> str:
+    """The one text form of a JSON value in prompts: key order kept, default separators, no escapes for non-ASCII."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def same_json(left: Any, right: Any) -> bool:
+    """Whether two JSON values are the same: 1 equals 1.0, but True is not 1. Key order does not matter."""
+    if isinstance(left, bool) or isinstance(right, bool):
+        return left is right
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(same_json(left[key], right[key]) for key in left)
+    if isinstance(left, list | tuple) and isinstance(right, list | tuple):
+        return len(left) == len(right) and all(same_json(a, b) for a, b in zip(left, right, strict=True))
+    return bool(left == right)
+
+
+_validators: dict[str, Validator] = {}
+
+
+def validator(schema: dict[str, Any], owner: str) -> Validator:
+    """A validator for ``schema``, kept for the next time.
+
+    Raises:
+        UserError: ``schema`` is not a JSON Schema; the message names ``owner``.
+    """
+    key = canonical_json(schema)
+    if key not in _validators:
+        kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+        try:
+            kind.check_schema(schema)
+        except jsonschema.SchemaError as error:
+            where = "/".join(str(part) for part in error.absolute_path) or "the schema"
+            raise UserError(f"{owner}: not a JSON Schema: {where}: {error.message}") from None
+        _validators[key] = kind(schema)
+    return _validators[key]
+
+
+def check_call(call: ToolCall, tools: Sequence[ToolSpec]) -> ParseError | None:
+    """Whether ``call`` names one of ``tools`` with arguments that its schema allows; ``None`` if it does."""
+    spec = next((tool for tool in tools if tool.name == call.name), None)
+    if spec is None:
+        names = ", ".join(tool.name for tool in tools) or "none"
+        return ParseError(code=TOOL_NOT_AVAILABLE, message=f"no tool {call.name!r}; available: {names}")
+    error = jsonschema.exceptions.best_match(validator(spec.parameters, f"tool {spec.name!r}").iter_errors(call.arguments))
+    if error is None:
+        return None
+    where = "/".join(str(part) for part in error.absolute_path)
+    return ParseError(code=INVALID_PARAMETERS, message=f"{where}: {error.message}" if where else error.message)
+
+
+def error_tool_call(code: str, message: str, details: Any = None) -> dict[str, Any]:
+    """The response to a call that never reached a tool (reference format: code, message, details)."""
+    return {"error_tool_call": {"code": code, "message": message, "details": details}}
+
+
+def is_error_tool_call(response: Any) -> bool:
+    return isinstance(response, dict) and "error_tool_call" in response
+
+
+def signature(tool: ToolSpec) -> str:
+    """One line a model can read at little cost: ``cancel(order_id: string, reason: late|damaged, note?: string)``."""
+    required = tool.parameters.get("required", [])
+    parts = []
+    for name, schema in tool.parameters.get("properties", {}).items():
+        kind = "|".join(map(str, schema["enum"])) if "enum" in schema else str(schema.get("type", "any"))
+        parts.append(f"{name}{'' if name in required else '?'}: {kind}")
+    return f"{tool.name}({', '.join(parts)})"
