@@ -1,0 +1,191 @@
+"""Keys and values of the rows being decoded, and of finished prompts that later ones extend."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers.cache_utils import DynamicCache, DynamicLayer
+
+BLOCK = 16
+
+
+class _View(DynamicLayer):
+    """One layer's window on the batch's buffers: a new column is written in place, nothing is copied."""
+
+    def __init__(self, batch: RowCache, layer: int) -> None:
+        super().__init__()
+        self._batch, self._layer, self.is_initialized = batch, layer, True
+
+    def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        batch = self._batch
+        rows, end = key_states.shape[0], batch.end
+        keys, values = batch.buffers[self._layer]
+        keys[:rows, :, end : end + 1] = key_states
+        values[:rows, :, end : end + 1] = value_states
+        return keys[:rows, :, batch.start : end + 1], values[:rows, :, batch.start : end + 1]
+
+    def get_seq_length(self) -> int:
+        return self._batch.end - self._batch.start
+
+
+class RowCache:
+    """Rows of different lengths, aligned at their right edge, so that pads lie only on the left.
+
+    Attributes:
+        lengths: tokens of each active row; rows 0 .. n-1 of the buffers are the active ones.
+        start, end: columns in use. ``end - start`` is the longest active row.
+    """
+
+    def __init__(self, max_rows: int) -> None:
+        self.max_rows = max_rows
+        self.buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.lengths: list[int] = []
+        self.start = self.end = 0
+        self._capacity = 0
+
+    def view(self, layers: int) -> DynamicCache:
+        cache = DynamicCache()
+        cache.layers = [_View(self, layer) for layer in range(layers)]
+        return cache
+
+    def mask(self) -> torch.Tensor:
+        """[rows, width + 1]: 1 where a column holds a token of the row, the one about to be written included."""
+        width = self.end - self.start + 1
+        columns = torch.arange(width)
+        lengths = torch.tensor(self.lengths) + 1
+        return (columns[None, :] >= width - lengths[:, None]).long()
+
+    def advance(self) -> None:
+        """One column was written to every row."""
+        self.end += 1
+        self.lengths = [length + 1 for length in self.lengths]
+        self._fit()
+
+    def add(self, layers: Sequence[tuple[torch.Tensor, torch.Tensor]], length: int) -> int:
+        """Adds a row from per-layer (keys, values) of shape [heads, length, dim]; returns its index."""
+        self._reserve(layers, length)
+        row = len(self.lengths)
+        for (keys, values), (new_keys, new_values) in zip(self.buffers, layers, strict=True):
+            keys[row, :, self.end - length : self.end] = new_keys
+            values[row, :, self.end - length : self.end] = new_values
+        self.lengths.append(length)
+        self._fit()
+        return row
+
+    def row(self, row: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """A copy of a row's keys and values, per layer [heads, length, dim]."""
+        first = self.end - self.lengths[row]
+        return [(k[row, :, first : self.end].clone(), v[row, :, first : self.end].clone()) for k, v in self.buffers]
+
+    def remove(self, row: int) -> None:
+        """Drops a row; the last one takes its place."""
+        last = len(self.lengths) - 1
+        if row != last:
+            first = self.end - self.lengths[last]
+            for keys, values in self.buffers:
+                keys[row, :, first : self.end] = keys[last, :, first : self.end]
+                values[row, :, first : self.end] = values[last, :, first : self.end]
+        self.lengths[row] = self.lengths[last]
+        self.lengths.pop()
+        self._fit()
+
+    def _fit(self) -> None:
+        self.start = self.end - max(self.lengths, default=0)
+
+    def _reserve(self, like: Sequence[tuple[torch.Tensor, torch.Tensor]], length: int) -> None:
+        """Makes room for ``length`` columns left of the edge and at least one right of it."""
+        if self.buffers and length <= self.end < self._capacity - 1:
+            return
+        width = max([length, *self.lengths])
+        # Half of the spare room goes to the right of the edge, half to the left, for longer rows to come.
+        capacity = self._capacity if self._capacity >= 2 * width + 32 else 3 * width + 64
+        end = capacity - (capacity - width) // 2
+        used, old_end, rows = max(self.lengths, default=0), self.end, len(self.lengths)
+        buffers = []
+        for layer, (keys, values) in enumerate(like):
+            pair = []
+            for part, tensor in enumerate((keys, values)):
+                if capacity == self._capacity:
+                    buffer = self.buffers[layer][part]
+                else:
+                    # Zeros, not whatever memory held: a masked column still must be a finite number.
+                    buffer = tensor.new_zeros(self.max_rows, tensor.shape[0], capacity, tensor.shape[-1])
+                if used:
+                    moved = self.buffers[layer][part][:rows, :, old_end - used : old_end].clone()
+                    buffer[:rows, :, end - used : end] = moved
+                pair.append(buffer)
+            buffers.append((pair[0], pair[1]))
+        self.buffers, self._capacity, self.end = buffers, capacity, end
+        self._fit()
+
+    def ensure_column(self) -> None:
+        """Called before a decode step: there must be a free column right of the edge."""
+        if self.lengths and self.end >= self._capacity - 1:
+            self._reserve([(keys[0], values[0]) for keys, values in self.buffers], max(self.lengths))
+
+
+@dataclass
+class _Entry:
+    ids: tuple[int, ...]
+    layers: list[tuple[torch.Tensor, torch.Tensor]]
+
+
+class PrefixCache:
+    """Keys and values of past token sequences, found by their longest common prefix in blocks of 16 tokens.
+
+    Holds at most ``max_tokens`` tokens, least recently used out first.
+    """
+
+    def __init__(self, max_tokens: int) -> None:
+        self.max_tokens = max_tokens
+        self._entries: OrderedDict[int, _Entry] = OrderedDict()
+        self._blocks: dict[int, int] = {}
+        self._tokens = 0
+        self._next = 0
+
+    def find(self, ids: Sequence[int]) -> tuple[int, list[tuple[torch.Tensor, torch.Tensor]]]:
+        """The longest stored prefix of ``ids`` (shorter than ``ids``) and per layer its keys and values."""
+        found = None
+        for key in _block_keys(ids):
+            entry = self._blocks.get(key)
+            if entry is None or entry not in self._entries:
+                break
+            found = entry
+        if found is None:
+            return 0, []
+        self._entries.move_to_end(found)
+        entry_ids, layers = self._entries[found].ids, self._entries[found].layers
+        common, limit = 0, min(len(ids) - 1, len(entry_ids))
+        while common < limit and ids[common] == entry_ids[common]:
+            common += 1
+        return common, [(keys[:, :common], values[:, :common]) for keys, values in layers]
+
+    def store(self, ids: tuple[int, ...], layers: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        if len(ids) < BLOCK or len(ids) > self.max_tokens:
+            return
+        number, self._next = self._next, self._next + 1
+        self._entries[number] = _Entry(ids, layers)
+        self._tokens += len(ids)
+        for key in _block_keys(ids):
+            self._blocks[key] = number
+        while self._tokens > self.max_tokens:
+            _, old = self._entries.popitem(last=False)
+            self._tokens -= len(old.ids)
+
+    def clear(self) -> None:
+        self._entries.clear()
+        self._blocks.clear()
+        self._tokens = 0
+
+
+def _block_keys(ids: Sequence[int]) -> list[int]:
+    """A running hash at the end of every whole block; hashes of integers are the same in every process."""
+    keys, key = [], 0
+    for first in range(0, len(ids) - BLOCK + 1, BLOCK):
+        key = hash((key, *ids[first : first + BLOCK]))
+        keys.append(key)
+    return keys
