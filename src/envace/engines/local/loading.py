@@ -1,0 +1,54 @@
+"""Loads a policy: a Hugging Face model folder, a GGUF file, or a policy that ships with EnvACE."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from envace.errors import UserError
+
+
+def resolve(model: str) -> Path:
+    """The folder or file of ``model``; a bare name is looked up among the shipped policies first.
+
+    Raises:
+        UserError: there is no such folder, file or shipped policy.
+    """
+    shipped = Path(str(resources.files("envace"))) / "policies"
+    if "/" not in model and (shipped / model / "config.json").is_file():
+        return shipped / model
+    path = Path(model)
+    if path.is_file() and path.suffix == ".gguf":
+        return path
+    if not path.is_dir():
+        names = ", ".join(sorted(folder.name for folder in shipped.iterdir())) if shipped.is_dir() else "none"
+        raise UserError(f"model {model!r}: no such folder or .gguf file, and no shipped policy of that name ({names})")
+    if not (path / "config.json").is_file():
+        raise UserError(f"model {model!r}: the folder has no config.json, so it is not a Hugging Face model")
+    return path
+
+
+def load_policy(model: str, dtype: torch.dtype, device: str) -> tuple[Any, Any]:
+    """The model (in evaluation mode) and its tokenizer.
+
+    Raises:
+        UserError: nothing there, or transformers cannot read it.
+    """
+    path = resolve(model)
+    where: dict[str, Any] = {}
+    folder = path
+    if path.is_file():
+        folder, where = path.parent, {"gguf_file": path.name}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, **where)
+        loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa", **where)
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        raise UserError(f"model {model!r}: transformers cannot load it: {str(error).splitlines()[0]}") from None
+    if where and hasattr(loaded.config, "quantization_config"):
+        # The weights are dequantized on loading; with the mark left on, saving would refuse.
+        del loaded.config.quantization_config
+    return loaded.to(device).eval(), tokenizer

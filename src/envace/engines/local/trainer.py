@@ -1,0 +1,179 @@
+"""Optimizer steps over training rows: micro-batches by token budget, one loss scale whatever their cut."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from envace.algorithms.losses import kl_k3, policy_loss, token_sum
+from envace.engines.base import TrainingRow
+from envace.types import Frozen
+
+
+class TrainerSettings(Frozen):
+    """How weights are updated."""
+
+    lr: float = Field(default=1e-6, gt=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = Field(default=0.0, ge=0)
+    warmup_steps: int = Field(default=0, ge=0, description="linear warm-up from lr / warmup_steps")
+    decay_steps: int | None = Field(default=None, gt=0, description="cosine to a tenth of lr at this step; none: constant")
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    micro_batch_tokens: int = Field(default=16384, gt=0, description="padded tokens of one forward and backward pass")
+
+
+class Trainer:
+    """Steps one model's trainable parameters.
+
+    Args:
+        clip_low, clip_high, kl: of the policy loss; with ``kl`` above 0, ``reference`` is a context in which the model is
+            the start policy (or returns another model that is).
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        settings: TrainerSettings,
+        *,
+        clip_low: float = 0.2,
+        clip_high: float = 0.2,
+        kl: float = 0.0,
+        reference: Callable[[], AbstractContextManager[Any]] | None = None,
+    ) -> None:
+        self.model = model
+        self.settings = settings
+        self.steps = 0
+        self._clip_low, self._clip_high, self._kl = clip_low, clip_high, kl
+        self._reference = reference
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.AdamW(
+            self._parameters, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay
+        )
+
+    def learning_rate(self, step: int) -> float:
+        """lr of optimizer step ``step``, counted from 0."""
+        lr, warmup, decay = self.settings.lr, self.settings.warmup_steps, self.settings.decay_steps
+        if step < warmup:
+            return lr * (step + 1) / warmup
+        if decay is None:
+            return lr
+        progress = min(1.0, (step - warmup) / max(1, decay - warmup))
+        return lr * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * progress)))
+
+    def step(self, rows: Sequence[TrainingRow], kind: Literal["policy", "supervised"]) -> dict[str, float]:
+        """One optimizer step over ``rows``; returns metrics. The loss is the mean over all sampled tokens of the rows."""
+        started = time.perf_counter()
+        tokens = sum(sum(row.mask) for row in rows)
+        sums = {"loss": 0.0, "mismatch": 0.0, "mismatch_max": 0.0, "clipped": 0.0, "kl": 0.0}
+        computed = 0
+        if tokens:
+            self.model.train()
+            self.optimizer.zero_grad(set_to_none=True)
+            for batch in micro_batches(rows, self.settings.micro_batch_tokens):
+                computed += len(batch) * max(len(row.ids) for row in batch)
+                self._backward(batch, tokens, kind, sums)
+            self.model.eval()
+        metrics = {
+            "loss": sums["loss"],
+            "tokens_trained": float(tokens),
+            "tokens_computed": float(computed),
+            "rows": float(len(rows)),
+            "lr": self.learning_rate(self.steps),
+            "skipped": 0.0,
+        }
+        if kind == "policy":
+            count = max(1, tokens)
+            metrics |= {
+                "mismatch_mean": sums["mismatch"] / count,
+                "mismatch_max": sums["mismatch_max"],
+                "clip_share": sums["clipped"] / count,
+                "kl": sums["kl"] / count,
+            }
+        if tokens:
+            norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self.settings.max_grad_norm))
+            metrics["grad_norm"] = norm
+            if math.isfinite(norm):
+                for group in self.optimizer.param_groups:
+                    group["lr"] = metrics["lr"]
+                self.optimizer.step()
+            else:
+                metrics["skipped"] = 1.0
+            self.optimizer.zero_grad(set_to_none=True)
+        self.steps += 1
+        return metrics | {"update_seconds": time.perf_counter() - started}
+
+    def _backward(self, rows: Sequence[TrainingRow], total: int, kind: str, sums: dict[str, float]) -> None:
+        device = next(self.model.parameters()).device
+        batch = _tensors(rows, device)
+        mask = batch["mask"]
+        logprobs = self._logprobs(self.model, batch)
+        old = batch["logprobs"]
+        if kind == "supervised":
+            losses = -logprobs
+        else:
+            losses = policy_loss(logprobs, old, batch["advantages"], self._clip_low, self._clip_high)
+            with torch.no_grad():
+                gap = ((logprobs - old) * mask).abs()
+                ratio = torch.exp(logprobs - old)
+                outside = (ratio < 1 - self._clip_low) | (ratio > 1 + self._clip_high)
+                sums["mismatch"] += float(gap.sum())
+                sums["mismatch_max"] = max(sums["mismatch_max"], float(gap.max()))
+                sums["clipped"] += float((outside * mask).sum())
+            if self._kl and self._reference is not None:
+                with torch.no_grad(), self._reference() as model:
+                    reference = self._logprobs(model, batch)
+                divergence = kl_k3(logprobs, reference)
+                sums["kl"] += float((divergence.detach() * mask).sum())
+                losses = losses + self._kl * divergence
+        loss = token_sum(losses, mask, batch["weights"]) / total
+        sums["loss"] += float(loss.detach())
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def _logprobs(self, model: Any, batch: dict[str, Tensor]) -> Tensor:
+        """Of each token given those before it, after temperature: [rows, kept columns], aligned with the targets."""
+        kept = batch["mask"].shape[1]
+        output = model(input_ids=batch["ids"], attention_mask=batch["attention"], use_cache=False, logits_to_keep=kept + 1)
+        logits = output.logits[:, :-1].float() / batch["temperature"][:, None, None]
+        return torch.log_softmax(logits, dim=-1).gather(2, batch["ids"][:, -kept:, None])[..., 0]
+
+
+def micro_batches(rows: Sequence[TrainingRow], budget: int) -> Iterator[list[TrainingRow]]:
+    """Rows of similar length together, each batch within ``budget`` padded tokens (a longer row goes alone)."""
+    batch: list[TrainingRow] = []
+    for row in sorted(rows, key=lambda row: len(row.ids), reverse=True):
+        if batch and (len(batch) + 1) * len(batch[0].ids) > budget:
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch
+
+
+def _tensors(rows: Sequence[TrainingRow], device: Any) -> dict[str, Tensor]:
+    """Right-padded tensors. All but ids and attention start at the first column any row has a sampled token in."""
+    width = max(len(row.ids) for row in rows)
+    first = max(1, min(row.mask.index(1) if 1 in row.mask else width for row in rows))
+    first = min(first, width - 1)
+
+    def padded(values: Sequence[Sequence[float]], kind: torch.dtype, begin: int) -> Tensor:
+        tensor = torch.zeros(len(rows), width - begin, dtype=kind)
+        for index, value in enumerate(values):
+            tensor[index, : max(0, len(value) - begin)] = torch.tensor(value[begin:], dtype=kind)
+        return tensor.to(device)
+
+    return {
+        "ids": padded([row.ids for row in rows], torch.long, 0),
+        "attention": padded([(1,) * len(row.ids) for row in rows], torch.long, 0),
+        "mask": padded([row.mask for row in rows], torch.float32, first),
+        "advantages": padded([row.advantages for row in rows], torch.float32, first),
+        "logprobs": padded([row.logprobs for row in rows], torch.float32, first),
+        "temperature": torch.tensor([row.temperature or 1.0 for row in rows], device=device),
+        "weights": torch.tensor([row.weight for row in rows], device=device),
+    }

@@ -1,0 +1,143 @@
+"""Rule checks: pure functions from one user turn of an episode to met or not met."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jsonschema
+
+from envace.chat.tools import canonical_json, same_json, validator
+from envace.errors import UserError
+from envace.types import (
+    AnyValue,
+    ArgumentMatch,
+    CallMade,
+    CallNotMade,
+    CallPattern,
+    CallRecord,
+    CallsInOrder,
+    Check,
+    Equals,
+    JudgeCheck,
+    Near,
+    OneOf,
+    OnlyCalls,
+    Reference,
+    Regex,
+    ReplyContains,
+    ReplyMatches,
+    ResponseConsistent,
+    ResponseValid,
+    ToolCall,
+    ToolSpec,
+)
+
+
+@dataclass(frozen=True)
+class TurnView:
+    """What happened in one user turn. ``reply`` is its last assistant text."""
+
+    calls: Sequence[CallRecord]
+    reply: str
+    tools: Sequence[ToolSpec] = ()
+    references: Sequence[Reference] = ()
+
+
+def check_met(check: Check, turn: TurnView) -> bool:
+    """Whether a rule check is met in ``turn``. Refused and malformed calls do not count as made.
+
+    Raises:
+        TypeError: ``check`` is for a judge.
+        UserError: ``response_valid`` for a tool that has no ``returns`` schema.
+    """
+    made = [record.call for record in turn.calls if record.error is None]
+    match check:
+        case CallMade():
+            return any(matches(check.call, call) for call in made)
+        case CallNotMade():
+            return not any(matches(check.call, call) for call in made)
+        case CallsInOrder():
+            position = 0
+            for call in made:
+                if position < len(check.calls) and matches(check.calls[position], call):
+                    position += 1
+            return position == len(check.calls)
+        case OnlyCalls():
+            watched = [call for call in made if call.name in check.names]
+            return all(any(matches(pattern, call) for pattern in check.allowed) for call in watched)
+        case ReplyContains():
+            return all(holds_fact(turn.reply, fact) for fact in check.facts)
+        case ReplyMatches():
+            return re.search(check.pattern, turn.reply) is not None
+        case ResponseValid():
+            return _responses_valid(check, turn)
+        case ResponseConsistent():
+            return all(_agrees_with_records(record, turn.references) for record in turn.calls)
+        case JudgeCheck():
+            raise TypeError("a judge decides this check")
+
+
+def matches(pattern: CallPattern, call: ToolCall) -> bool:
+    """Whether ``call`` has the pattern's name and every argument it lists."""
+    return pattern.name == call.name and all(
+        name in call.arguments and argument_matches(expected, call.arguments[name])
+        for name, expected in pattern.arguments.items()
+    )
+
+
+def argument_matches(expected: ArgumentMatch, value: Any) -> bool:
+    """Values compare as JSON (1 is 1.0, true is not 1); ``number`` also takes a number written as a string."""
+    match expected:
+        case Equals():
+            return same_json(expected.equals, value)
+        case OneOf():
+            return any(same_json(choice, value) for choice in expected.one_of)
+        case Near():
+            number = _number(value)
+            return number is not None and abs(number - expected.number) <= expected.tolerance
+        case Regex():
+            text = value if isinstance(value, str) else canonical_json(value)
+            return re.fullmatch(expected.regex, text) is not None
+        case AnyValue():
+            return True
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        return float(value)
+    except ValueError:
+        return None
+
+
+def holds_fact(text: str, fact: str) -> bool:
+    """Whether ``text`` holds ``fact`` as whole words in any case: 17 is not in O175, nor in 1.17."""
+    return re.search(rf"(?<!\w)(?<!\d[.,]){re.escape(fact.casefold())}(?!\w)(?![.,]\d)", text.casefold()) is not None
+
+
+def _responses_valid(check: ResponseValid, turn: TurnView) -> bool:
+    schemas = {tool.name: tool.returns for tool in turn.tools}
+    if check.tool is not None and schemas.get(check.tool) is None:
+        raise UserError(f"check response_valid: tool {check.tool!r} has no `returns` schema to validate against")
+    for record in turn.calls:
+        schema = schemas.get(record.call.name)
+        if schema is None or check.tool not in (None, record.call.name):
+            continue
+        try:
+            validator(schema, f"tool {record.call.name!r}, returns").validate(record.response)
+        except jsonschema.ValidationError:
+            return False
+    return True
+
+
+def _agrees_with_records(record: CallRecord, references: Sequence[Reference]) -> bool:
+    recorded = [
+        reference.response
+        for reference in references
+        if reference.call.name == record.call.name and same_json(reference.call.arguments, record.call.arguments)
+    ]
+    return not recorded or any(same_json(response, record.response) for response in recorded)

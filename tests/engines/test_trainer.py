@@ -1,0 +1,154 @@
+import random
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
+from tokenizers import Tokenizer, models
+
+from envace.engines.base import TrainingRow
+from envace.engines.local.engine import LocalEngine, LocalEngineSettings, LoraSettings
+from envace.engines.local.trainer import Trainer, TrainerSettings, micro_batches
+from tests.engines.models import build
+
+
+def row(ids, mask, advantages=None, role="act", temperature=1.0, weight=1.0, logprobs=None) -> TrainingRow:
+    zeros = (0.0,) * len(ids)
+    return TrainingRow(tuple(ids), tuple(mask), advantages or zeros, logprobs or zeros, role, temperature, weight)
+
+
+def random_rows(count: int, seed: int = 0) -> list[TrainingRow]:
+    rng, rows = random.Random(seed), []
+    for _ in range(count):
+        size, begin = rng.randint(6, 40), rng.randint(1, 5)
+        advantage = rng.uniform(-1, 1)
+        mask = (0,) * begin + (1,) * (size - begin)
+        rows.append(
+            row(
+                [rng.randrange(3, 97) for _ in range(size)], mask,
+                advantages=tuple(advantage * m for m in mask), logprobs=tuple(-4.0 * m for m in mask),
+            )
+        )  # fmt: skip
+    return rows
+
+
+def gradient(rows, budget=10_000, **options) -> tuple[dict[str, float], torch.Tensor]:
+    model = build("qwen3")
+    trainer = Trainer(model, TrainerSettings(lr=1e-3, micro_batch_tokens=budget, max_grad_norm=1e9), **options)
+    kept: list[torch.Tensor] = []
+    trainer.optimizer.step = lambda: kept.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    return trainer.step(rows, "policy"), kept[0]
+
+
+def test_merged_rows_give_the_loss_and_gradient_of_unmerged_rows():
+    rng = random.Random(1)
+    ids = [rng.randrange(3, 97) for _ in range(30)]
+    # Two generations of a growing context: tokens 8..13 and 20..29 were sampled.
+    first = row(ids[:14], [0] * 8 + [1] * 6, (0.0,) * 8 + (0.7,) * 6, logprobs=(0.0,) * 8 + (-4.2,) * 6)
+    second = row(ids, [0] * 20 + [1] * 10, (0.0,) * 20 + (-0.4,) * 10, logprobs=(0.0,) * 20 + (-4.4,) * 10)
+    merged = row(
+        ids, [0] * 8 + [1] * 6 + [0] * 6 + [1] * 10, (0.0,) * 8 + (0.7,) * 6 + (0.0,) * 6 + (-0.4,) * 10,
+        logprobs=(0.0,) * 8 + (-4.2,) * 6 + (0.0,) * 6 + (-4.4,) * 10,
+    )  # fmt: skip
+    apart, gradient_apart = gradient([first, second])
+    together, gradient_together = gradient([merged])
+    assert together["loss"] == pytest.approx(apart["loss"], abs=1e-5)
+    assert torch.allclose(gradient_together, gradient_apart, atol=1e-5)
+    assert together["tokens_trained"] == apart["tokens_trained"] == 16
+    assert together["tokens_computed"] < apart["tokens_computed"]
+
+
+def test_the_cut_into_micro_batches_does_not_change_the_step():
+    rows = random_rows(12)
+    whole, expected = gradient(rows)
+    cut, got = gradient(rows, budget=60)
+    assert cut["loss"] == pytest.approx(whole["loss"], abs=1e-5)
+    assert torch.allclose(got, expected, atol=1e-5)
+
+
+def test_loss_equals_a_plain_computation_over_single_rows():
+    rows, model, total, tokens = random_rows(5), build("qwen3"), 0.0, 0
+    for item in rows:
+        with torch.no_grad():
+            logprobs = model(torch.tensor([item.ids])).logits[0].log_softmax(-1)
+        for position in range(1, len(item.ids)):
+            if item.mask[position]:
+                ratio = float((logprobs[position - 1, item.ids[position]] - item.logprobs[position]).exp())
+                advantage = item.advantages[position]
+                total -= min(ratio * advantage, min(max(ratio, 0.8), 1.3) * advantage)
+                tokens += 1
+    metrics, _ = gradient(rows, clip_high=0.3)
+    assert metrics["loss"] == pytest.approx(total / tokens, abs=1e-5)
+
+
+def test_a_row_weight_scales_its_loss_and_not_the_token_count():
+    rows = random_rows(2)
+    halved = [TrainingRow(**{**item.__dict__, "weight": 0.5}) for item in rows]
+    assert gradient(halved)[0]["loss"] == pytest.approx(gradient(rows)[0]["loss"] / 2, rel=1e-5)
+
+
+def test_warm_up_then_cosine_to_a_tenth():
+    trainer = Trainer(build("qwen3"), TrainerSettings(lr=1.0, warmup_steps=4, decay_steps=24))
+    assert [trainer.learning_rate(step) for step in (0, 3, 4, 14, 24, 99)] == pytest.approx([0.25, 1, 1, 0.55, 0.1, 0.1])
+
+
+def test_micro_batches_keep_to_the_budget_and_lose_nothing():
+    rows = random_rows(30)
+    cut = list(micro_batches(rows, 100))
+    assert sorted(id(r) for batch in cut for r in batch) == sorted(map(id, rows))
+    assert all(len(b) == 1 or len(b) * max(len(r.ids) for r in b) <= 100 for b in cut)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    build("qwen3").save_pretrained(tmp_path / "model")
+    vocabulary = {f"t{number}": number for number in range(97)}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="t0")), eos_token="t1")
+    tokenizer.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize("lora", [None, LoraSettings(r=4)])
+def test_saved_and_loaded_goes_on_bit_for_bit(folder, tmp_path, lora):
+    settings = LocalEngineSettings(lr=1e-2, lora=lora, device="cpu")
+    undisturbed = LocalEngine(str(folder), settings)
+    undisturbed.update(random_rows(4, 1))
+    undisturbed.save(tmp_path / "saved")
+    resumed = LocalEngine(str(folder), settings)
+    resumed.load(tmp_path / "saved")
+    for engine in (undisturbed, resumed):
+        engine.update(random_rows(4, 2))
+    assert resumed.policy_version == undisturbed.policy_version == 2
+    for (name, expected), (_, got) in zip(
+        undisturbed.model.named_parameters(), resumed.model.named_parameters(), strict=True
+    ):
+        assert torch.equal(expected, got), name
+
+
+def test_lora_trains_adapters_alone_and_saves_them_merged(folder, tmp_path):
+    engine = LocalEngine(str(folder), LocalEngineSettings(lr=1e-1, lora=LoraSettings(r=4), device="cpu"))
+    trainable = [name for name, p in engine.model.named_parameters() if p.requires_grad]
+    assert trainable and all("lora_" in name for name in trainable)
+    for step in range(3):
+        engine.update(random_rows(4, step))
+    engine.save(tmp_path / "saved")
+    ids = torch.tensor([[3, 4, 5, 6]])
+    with torch.no_grad():
+        expected = engine.model(ids).logits
+        merged = LocalEngine(str(tmp_path / "saved"), LocalEngineSettings(device="cpu")).model(ids).logits
+        start = build("qwen3")(ids).logits
+    assert torch.allclose(merged, expected, atol=1e-4)
+    assert not torch.allclose(merged, start, atol=1e-2)
+    assert (tmp_path / "saved" / "adapter" / "adapter_model.safetensors").is_file()
+
+
+def test_supervised_updates_lower_the_loss(folder):
+    engine = LocalEngine(str(folder), LocalEngineSettings(lr=1e-2, device="cpu"))
+    losses = [engine.supervised_update(random_rows(4)).metrics["loss"] for _ in range(12)]
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_kl_is_zero_at_the_start_and_positive_after_a_step(folder):
+    engine = LocalEngine(str(folder), LocalEngineSettings(lr=1e-2, device="cpu"), kl=0.5)
+    kls = [engine.update(random_rows(4)).metrics["kl"] for _ in range(2)]
+    assert kls[0] == pytest.approx(0, abs=1e-6)
+    assert kls[1] > 1e-4
