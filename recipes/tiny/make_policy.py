@@ -15,7 +15,9 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from envace.worlds import HELD_OUT, REGISTRY
+from envace.worlds.demonstrator import demonstrate, probe_calls
+from envace.worlds.tasks import build_tasks
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from envace.chat.render import ChatRenderer
@@ -23,12 +25,17 @@ from envace.roles.rehearse import RehearsePrompt
 from envace.seeds import derive_seed
 from envace.training.sft import Trajectory, supervised_rows
 from envace.types import Message, Role, Task, ToolCall
-from envace.worlds import HELD_OUT, REGISTRY
-from envace.worlds.demonstrator import demonstrate, probe_calls
-from envace.worlds.tasks import build_tasks
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-MARKUP = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<execution_result>", "</execution_result>"]
+MARKUP = [
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<execution_result>",
+    "</execution_result>",
+]
 PIECES = r"\d|[A-Za-z_]+|[^A-Za-z0-9_<]+|<"
 
 
@@ -36,7 +43,10 @@ def build_tokenizer(texts: list[str], vocab_size: int, template: str) -> PreTrai
     """Byte-level BPE that never merges a word with its neighbours."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(PIECES), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Split(Regex(PIECES), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -78,7 +88,9 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int, hidden: int, laye
 def copying(words: list[str], rng: random.Random, index: int) -> Trajectory:
     """A request to repeat random words and ids: how a model of this size learns to copy at all."""
     pieces = [
-        rng.choice(words) if rng.random() < 0.6 else f"{rng.choice('ABCDEFGHIJKLMNOPQRSTUVWXYZ')}{rng.randrange(10, 100)}"
+        rng.choice(words)
+        if rng.random() < 0.6
+        else f"{rng.choice('ABCDEFGHIJKLMNOPQRSTUVWXYZ')}{rng.randrange(10, 100)}"
         for _ in range(rng.randint(4, 28))
     ]
     text = rng.choice([" ", '", "', '": "', ", "]).join(pieces)
@@ -127,7 +139,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("trajectories", type=Path)
-    parser.add_argument("--count", type=int, default=20000, help="steps of the mixture; a step is one or two trajectories")
+    parser.add_argument(
+        "--count", type=int, default=20000, help="steps of the mixture; a step is one or two trajectories"
+    )
     parser.add_argument("--care", type=float, default=0.5, help="the demonstrator's care; 1 makes no mistakes")
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4)
@@ -137,7 +151,9 @@ def main() -> None:
 
     template = (Path(__file__).parent / "chat_template.jinja").read_text()
     # The held-out world's words are in the vocabulary, its behaviour in no training example.
-    corpus = [task.model_dump_json() for name in REGISTRY for task in build_tasks(name, 300, options.seed, "vocabulary")]
+    corpus = [
+        task.model_dump_json() for name in REGISTRY for task in build_tasks(name, 300, options.seed, "vocabulary")
+    ]
     tokenizer = build_tokenizer(corpus, options.vocabulary, template)
     model = build_model(tokenizer, options.seed, options.hidden, options.layers)
     options.folder.mkdir(parents=True, exist_ok=True)

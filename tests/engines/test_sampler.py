@@ -31,7 +31,12 @@ async def test_greedy_equals_generate_one_by_one(name):
     got = await asyncio.gather(*(sampler.sample(p, SamplingParams(max_tokens=12, temperature=0)) for p in asked))
     for prompt, sample in zip(asked, got, strict=True):
         expected = model.generate(
-            torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), max_new_tokens=12, do_sample=False, pad_token_id=0, eos_token_id=None
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt)),
+            max_new_tokens=12,
+            do_sample=False,
+            pad_token_id=0,
+            eos_token_id=None,
         )
         assert sample.completion_ids == tuple(expected[0, len(prompt) :].tolist())
         assert sample.stop_reason == "length"
@@ -46,7 +51,10 @@ async def test_logprobs_with_admission_midway_and_growing_contexts(name):
         rng, context, made = random.Random(number), prompts(1, number)[0], []
         for turn in range(4):
             sample = await sampler.sample(
-                context, SamplingParams(max_tokens=rng.randint(1, 25), temperature=0.8, seed=100 * number + turn, stop_ids=(5, 6))
+                context,
+                SamplingParams(
+                    max_tokens=rng.randint(1, 25), temperature=0.8, seed=100 * number + turn, stop_ids=(5, 6)
+                ),
             )
             made.append((context, sample))
             context = (*context, *sample.completion_ids, *(rng.randrange(3, 97) for _ in range(rng.randint(1, 9))))
@@ -76,7 +84,9 @@ async def test_a_seed_gives_the_same_tokens_in_any_company():
 async def test_the_same_schedule_is_the_same_to_the_last_bit():
     async def once() -> list[Sample]:
         sampler = LocalSampler(build("qwen3"), max_batch=3)
-        return await asyncio.gather(*(sampler.sample(p, SamplingParams(max_tokens=9, seed=n)) for n, p in enumerate(prompts(8))))
+        return await asyncio.gather(
+            *(sampler.sample(p, SamplingParams(max_tokens=9, seed=n)) for n, p in enumerate(prompts(8)))
+        )
 
     assert await once() == await once()
 

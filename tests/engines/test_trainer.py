@@ -3,12 +3,12 @@ import random
 import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
-from tokenizers import Tokenizer, models
 
 from envace.engines.base import TrainingRow
 from envace.engines.local.engine import LocalEngine, LocalEngineSettings, LoraSettings
 from envace.engines.local.trainer import Trainer, TrainerSettings, micro_batches
 from tests.engines.models import build
+from tokenizers import Tokenizer, models
 
 
 def row(ids, mask, advantages=None, role="act", temperature=1.0, weight=1.0, logprobs=None) -> TrainingRow:
@@ -88,7 +88,9 @@ def test_a_row_weight_scales_its_loss_and_not_the_token_count():
 
 def test_warm_up_then_cosine_to_a_tenth():
     trainer = Trainer(build("qwen3"), TrainerSettings(lr=1.0, warmup_steps=4, decay_steps=24))
-    assert [trainer.learning_rate(step) for step in (0, 3, 4, 14, 24, 99)] == pytest.approx([0.25, 1, 1, 0.55, 0.1, 0.1])
+    assert [trainer.learning_rate(step) for step in (0, 3, 4, 14, 24, 99)] == pytest.approx(
+        [0.25, 1, 1, 0.55, 0.1, 0.1]
+    )
 
 
 def test_micro_batches_keep_to_the_budget_and_lose_nothing():
@@ -102,7 +104,9 @@ def test_micro_batches_keep_to_the_budget_and_lose_nothing():
 def folder(tmp_path):
     build("qwen3").save_pretrained(tmp_path / "model")
     vocabulary = {f"t{number}": number for number in range(97)}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="t0")), eos_token="t1")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="t0")), eos_token="t1"
+    )
     tokenizer.save_pretrained(tmp_path / "model")
     return tmp_path / "model"
 

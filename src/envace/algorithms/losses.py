@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 
-def policy_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
+def policy_loss(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_low: float, clip_high: float
+) -> Tensor:
     """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), r = exp(logprob - old logprob) (PPO, arXiv 1707.06347).
 
     ``clip_high`` above ``clip_low`` is DAPO's clip-higher (arXiv 2503.14476).

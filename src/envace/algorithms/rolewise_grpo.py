@@ -24,7 +24,9 @@ class AlgorithmSettings(Frozen):
     baseline: Literal["row", "episode", "leave_one_out"] = Field(
         default="row", description="what the mean runs over: rows, episodes, or the other episodes (RLOO)"
     )
-    scope: Literal["role", "joint"] = Field(default="role", description="a baseline per role, or one for both (ablation)")
+    scope: Literal["role", "joint"] = Field(
+        default="role", description="a baseline per role, or one for both (ablation)"
+    )
     normalize_std: bool = Field(default=False, description="divide advantages by the group's standard deviation")
     singleton: Literal["zero", "reward"] = Field(
         default="zero", description="advantage where only one scored episode has rows of the role"
@@ -32,7 +34,9 @@ class AlgorithmSettings(Frozen):
     freeze: tuple[Role, ...] = Field(default=(), description="roles that are not trained (ablation)")
     act_weight: float = Field(default=1.0, ge=0, description="multiplies Act's loss")
     rehearse_weight: float = Field(default=1.0, ge=0, description="multiplies Rehearse's loss")
-    drop_no_variance: bool = Field(default=False, description="leave out groups without variance and sample others (DAPO)")
+    drop_no_variance: bool = Field(
+        default=False, description="leave out groups without variance and sample others (DAPO)"
+    )
     clip_low: float = Field(default=0.2, gt=0, lt=1)
     clip_high: float = Field(default=0.2, gt=0, description="above clip_low it is clip-higher (DAPO)")
     kl: float = Field(default=0.0, ge=0, description="coefficient of the KL to the start policy")

@@ -20,7 +20,11 @@ _log = logging.getLogger(__name__)
 _TOOL = ToolSpec(
     name="look_up_probe",
     description="Looks something up.",
-    parameters={"type": "object", "properties": {"key": {"type": "string", "description": "A key."}}, "required": ["key"]},
+    parameters={
+        "type": "object",
+        "properties": {"key": {"type": "string", "description": "A key."}},
+        "required": ["key"],
+    },
 )
 
 
@@ -46,7 +50,9 @@ class ChatRenderer:
             )
         self._options: dict[str, Any] = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
         self._ends = self._end_of_turn_ids()
-        eos = [tokenizer.eos_token_id] if isinstance(tokenizer.eos_token_id, int) else list(tokenizer.eos_token_id or [])
+        eos = (
+            [tokenizer.eos_token_id] if isinstance(tokenizer.eos_token_id, int) else list(tokenizer.eos_token_id or [])
+        )
         self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys([*self._ends, *eos, *stop_ids]))
         self.supports_tools = self._shows_tools()
         self.append_only = self._is_append_only()
@@ -100,7 +106,9 @@ class ChatRenderer:
             # Templates that open a thinking block in the prompt do not put it before a finished message.
             before = self.render(asked, prompt=False) + self._header(asked)
             if not after.startswith(before):
-                raise UserError(f"model {self._name!r}: its chat template cannot render an assistant message to learn from")
+                raise UserError(
+                    f"model {self._name!r}: its chat template cannot render an assistant message to learn from"
+                )
         ids = self.encode(after[len(before) :])
         ends = [position for position, token in enumerate(ids) if token in self._ends]
         return ids[: ends[-1] + 1] if ends else (*ids, self.stop_ids[0])
@@ -221,7 +229,11 @@ def _as_template(message: Message) -> dict[str, Any]:
         data["reasoning_content"] = message.reasoning
     if message.tool_calls:
         data["tool_calls"] = [
-            {"id": call.id or "call00000", "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            {
+                "id": call.id or "call00000",
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
             for call in message.tool_calls
         ]
     if message.role == "tool":

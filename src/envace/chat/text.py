@@ -3,7 +3,9 @@
 import re
 
 _REFUSED = re.compile(
-    "[\x00\ud800-\udfff\ufdd0-\ufdef" + "".join(chr(plane << 16 | end) for plane in range(17) for end in (0xFFFE, 0xFFFF)) + "]"
+    "[\x00\ud800-\udfff\ufdd0-\ufdef"
+    + "".join(chr(plane << 16 | end) for plane in range(17) for end in (0xFFFE, 0xFFFF))
+    + "]"
 )
 
 

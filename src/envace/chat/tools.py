@@ -69,7 +69,9 @@ def check_call(call: ToolCall, tools: Sequence[ToolSpec]) -> ParseError | None:
     if spec is None:
         names = ", ".join(tool.name for tool in tools) or "none"
         return ParseError(code=TOOL_NOT_AVAILABLE, message=f"no tool {call.name!r}; available: {names}")
-    error = jsonschema.exceptions.best_match(validator(spec.parameters, f"tool {spec.name!r}").iter_errors(call.arguments))
+    error = jsonschema.exceptions.best_match(
+        validator(spec.parameters, f"tool {spec.name!r}").iter_errors(call.arguments)
+    )
     if error is None:
         return None
     where = "/".join(str(part) for part in error.absolute_path)

@@ -36,7 +36,9 @@ class RehearsePrompt:
     def __init__(self, style: str = "full", *, references: bool = True) -> None:
         self._references = references
         folder: Any = resources.files("envace.roles") / "prompts" / style if style in STYLES else Path(style)
-        environment = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False, keep_trailing_newline=False)
+        environment = jinja2.Environment(
+            undefined=jinja2.StrictUndefined, autoescape=False, keep_trailing_newline=False
+        )
         try:
             self._system = environment.from_string((folder / "system.jinja").read_text(encoding="utf-8"))
             self._pending = environment.from_string((folder / "pending.jinja").read_text(encoding="utf-8"))
@@ -50,7 +52,8 @@ class RehearsePrompt:
     def system(self, tools: Sequence[ToolSpec], references: Sequence[Reference]) -> Message:
         """The first message: the same for every episode of a task, so engines compute it once a group."""
         shown = [
-            {"call": call_text(reference.call), "response": canonical_json(reference.response)} for reference in references
+            {"call": call_text(reference.call), "response": canonical_json(reference.response)}
+            for reference in references
         ]
         text = self._system.render(
             tools=[canonical_json(tool.to_openai()["function"]) for tool in tools],

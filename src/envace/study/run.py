@@ -73,7 +73,11 @@ def run_study(
     Raises:
         UserError: a run failed; the message has its last lines and the path of its log.
     """
-    waiting, running, finished = list(plan), dict[int, tuple[Variant, subprocess.Popen[bytes], float]](), list[Finished]()
+    waiting, running, finished = (
+        list(plan),
+        dict[int, tuple[Variant, subprocess.Popen[bytes], float]](),
+        list[Finished](),
+    )
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     try:
         while waiting or running:

@@ -235,7 +235,9 @@ def warm_start(settings: SftSettings, resume: bool = False, progress: Any = prin
             lines.write(json.dumps(record) + "\n")
             lines.flush()
             if step % 10 == 0:
-                progress(f"step {step}: loss {metrics['loss']:.4f}, {read} trajectories, {time.monotonic() - started:.0f} s")
+                progress(
+                    f"step {step}: loss {metrics['loss']:.4f}, {read} trajectories, {time.monotonic() - started:.0f} s"
+                )
             if step % settings.checkpoint_every == 0:
                 _save(engine, model, step)
             if settings.max_steps is not None and step >= settings.max_steps:

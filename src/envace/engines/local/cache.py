@@ -13,7 +13,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 BLOCK = 16
 
 
-class _View(DynamicLayer):
+class _View(DynamicLayer):  # type: ignore[misc]
     """One layer's window on the batch's buffers: a new column is written in place, nothing is copied."""
 
     def __init__(self, batch: RowCache, layer: int) -> None:

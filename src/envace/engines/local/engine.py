@@ -162,5 +162,7 @@ def _with_adapters(model: Any, settings: LoraSettings) -> Any:
     except ImportError:
         raise UserError("engine.lora needs peft: pip install 'envace[lora]'") from None
     modules = settings.target_modules if isinstance(settings.target_modules, str) else list(settings.target_modules)
-    config = LoraConfig(r=settings.r, lora_alpha=settings.alpha, lora_dropout=0.0, target_modules=modules, task_type="CAUSAL_LM")
+    config = LoraConfig(
+        r=settings.r, lora_alpha=settings.alpha, lora_dropout=0.0, target_modules=modules, task_type="CAUSAL_LM"
+    )
     return get_peft_model(model, config)

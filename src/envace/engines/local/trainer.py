@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 import torch
@@ -24,7 +24,9 @@ class TrainerSettings(Frozen):
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = Field(default=0.0, ge=0)
     warmup_steps: int = Field(default=0, ge=0, description="linear warm-up from lr / warmup_steps")
-    decay_steps: int | None = Field(default=None, gt=0, description="cosine to a tenth of lr at this step; none: constant")
+    decay_steps: int | None = Field(
+        default=None, gt=0, description="cosine to a tenth of lr at this step; none: constant"
+    )
     max_grad_norm: float = Field(default=1.0, gt=0)
     micro_batch_tokens: int = Field(default=16384, gt=0, description="padded tokens of one forward and backward pass")
 
@@ -134,12 +136,14 @@ class Trainer:
                 losses = losses + self._kl * divergence
         loss = token_sum(losses, mask, batch["weights"]) / total
         sums["loss"] += float(loss.detach())
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
 
     def _logprobs(self, model: Any, batch: dict[str, Tensor]) -> Tensor:
         """Of each token given those before it, after temperature: [rows, kept columns], aligned with the targets."""
         kept = batch["mask"].shape[1]
-        output = model(input_ids=batch["ids"], attention_mask=batch["attention"], use_cache=False, logits_to_keep=kept + 1)
+        output = model(
+            input_ids=batch["ids"], attention_mask=batch["attention"], use_cache=False, logits_to_keep=kept + 1
+        )
         logits = output.logits[:, :-1].float() / batch["temperature"][:, None, None]
         return torch.log_softmax(logits, dim=-1).gather(2, batch["ids"][:, -kept:, None])[..., 0]
 

@@ -1,0 +1,1 @@
+"""Real, executable tool worlds. Training by rehearsal never imports one."""

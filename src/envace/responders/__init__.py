@@ -1,0 +1,1 @@
+"""Responders: who answers a tool call."""
