@@ -1,6 +1,6 @@
 """Makes the tiny policy's starting point: a tokenizer, a chat template and random weights, as a Hugging Face folder.
 
-    python recipes/tiny/make_policy.py runs/tiny/start runs/tiny/trajectories.jsonl.gz --trajectories 20000
+    python recipes/tiny/make_policy.py runs/tiny/start runs/tiny/trajectories.jsonl.gz --count 20000
 
 also writes the trajectories it is then warm-started on (``envace sft recipes/tiny/sft.yaml``). The tokenizer keeps words
 whole and digits apart, so that a name or an id is the same tokens in a sentence, in arguments and in a response: a
@@ -15,16 +15,17 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from envace.worlds import HELD_OUT, REGISTRY
-from envace.worlds.demonstrator import demonstrate, probe_calls
-from envace.worlds.tasks import build_tasks
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from envace.chat.render import ChatRenderer
+from envace.chat.tools import canonical_json
 from envace.roles.rehearse import RehearsePrompt
 from envace.seeds import derive_seed
 from envace.training.sft import Trajectory, supervised_rows
-from envace.types import Message, Role, Task, ToolCall
+from envace.types import Message, Role, Task
+from envace.worlds import HELD_OUT, REGISTRY
+from envace.worlds.demonstrator import demonstrate, probe_calls
+from envace.worlds.tasks import build_tasks
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -73,7 +74,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int, hidden: int, laye
         intermediate_size=3 * hidden,
         num_hidden_layers=layers,
         num_attention_heads=hidden // 32,
-        num_key_value_heads=hidden // 64,
+        num_key_value_heads=hidden // 32,
         head_dim=32,
         max_position_embeddings=4096,
         initializer_range=0.05,
@@ -98,27 +99,17 @@ def copying(words: list[str], rng: random.Random, index: int) -> Trajectory:
     return Trajectory(task=task, messages=(Message(role="assistant", content=text),), roles=(Role.ACT,))
 
 
-def probing(task: Task, seed: int) -> Iterator[Trajectory]:
-    """The world's own answers to calls an agent might make there: supervision of the Rehearse role."""
-    for history, call, response in probe_calls(task, seed):
-        messages: list[Message] = []
-        for done in [*history, (call, response)]:
-            made, answer = (done.call, done.response) if hasattr(done, "call") else done
-            messages += exchange(made, answer)
-        yield Trajectory(task=task, messages=tuple(messages), roles=(Role.REHEARSE,))
-
-
-def exchange(call: ToolCall, response: object) -> list[Message]:
-    from envace.chat.tools import canonical_json
-
-    return [
-        Message(role="assistant", tool_calls=(call,)),
-        Message(role="tool", name=call.name, content=canonical_json(response)),
-    ]
+def probing(task: Task, seed: int) -> Trajectory:
+    """Calls an agent might make there with the world's own answers: supervision of the Rehearse role alone."""
+    messages: list[Message] = []
+    for made in probe_calls(task, seed):
+        messages.append(Message(role="assistant", tool_calls=(made.call,)))
+        messages.append(Message(role="tool", name=made.call.name, content=canonical_json(made.response)))
+    return Trajectory(task=task, messages=tuple(messages), roles=(Role.REHEARSE,))
 
 
 def trajectories(count: int, seed: int, care: float, words: list[str]) -> Iterator[Trajectory]:
-    """Copying first, then mixed with demonstrations and probes; harder tasks come with time by the shuffle's window."""
+    """Mostly copying at first, then demonstrations in both roles and probes of the Rehearse role."""
     rng = random.Random(seed)
     worlds = [name for name in REGISTRY if name not in HELD_OUT]
     streams = {name: build_tasks(name, count, seed, "warmup") for name in worlds}
@@ -130,9 +121,7 @@ def trajectories(count: int, seed: int, care: float, words: list[str]) -> Iterat
         task = next(streams[rng.choice(worlds)])
         shown = derive_seed(seed, "demonstration", index)
         yield Trajectory(task=task, messages=demonstrate(task, shown, care), roles=(Role.ACT, Role.REHEARSE))
-        probes = list(probing(task, shown))
-        if probes:
-            yield max(probes, key=lambda probe: len(probe.messages)) if rng.random() < 0.5 else rng.choice(probes)
+        yield probing(task, shown)
 
 
 def main() -> None:

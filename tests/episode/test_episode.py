@@ -1,4 +1,5 @@
 import asyncio
+import itertools
 import json
 from collections.abc import Callable
 
@@ -111,7 +112,7 @@ async def test_two_turns_by_rehearsal():
     assert Episode.model_validate_json(episode.model_dump_json()) == episode
     for role in Role:  # each role's context grows by appending alone
         own = [g for g in episode.generations if g.role is role]
-        for earlier, later in zip(own, own[1:], strict=False):
+        for earlier, later in itertools.pairwise(own):
             sequence = earlier.prompt_ids + earlier.completion_ids
             assert later.prompt_ids[: len(sequence)] == sequence
     # What the policy is told in its Rehearse role: records, what was said since the last call, the pending call.

@@ -42,8 +42,7 @@ def read_trajectories(path: Path) -> Iterator[Trajectory]:
     """
     if not path.is_file():
         raise UserError(f"{path}: no such file of trajectories")
-    opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
-    with opened as file:
+    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
