@@ -155,7 +155,7 @@ def main() -> None:
     renderer, prompt, tokens = ChatRenderer(tokenizer), RehearsePrompt("brief"), 0
     with gzip.open(options.trajectories, "wt", compresslevel=3) as file:
         for written, item in enumerate(trajectories(options.count, options.seed, options.care, sorted(words))):
-            file.write(item.model_dump_json(exclude_defaults=True) + "\n")
+            file.write(item.model_dump_json() + "\n")
             if written < 500:
                 tokens += sum(len(row.ids) for row in supervised_rows(item, renderer, prompt))
     print(f"{written + 1} trajectories, about {tokens / 500:.0f} tokens each -> {options.trajectories}")

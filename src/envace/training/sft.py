@@ -6,7 +6,6 @@ assistant messages, and the Rehearse conversation with the loss on the responses
 
 from __future__ import annotations
 
-import gzip
 import json
 import random
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, ValidationError
 
+from envace.data.tasks import describe, read_lines
 from envace.engines.base import TrainingRow
 from envace.errors import UserError
 from envace.types import Frozen, Message, Role, Task
@@ -40,18 +40,11 @@ def read_trajectories(path: Path) -> Iterator[Trajectory]:
     Raises:
         UserError: the file is missing, or a line is not a trajectory (names file, line and field).
     """
-    if not path.is_file():
-        raise UserError(f"{path}: no such file of trajectories")
-    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                yield Trajectory.model_validate_json(line)
-            except ValidationError as error:
-                first = error.errors()[0]
-                field = ".".join(str(part) for part in first["loc"]) or "the line"
-                raise UserError(f"{path}, line {number}: {field}: {first['msg']}") from None
+    for number, line in read_lines(path, "trajectories"):
+        try:
+            yield Trajectory.model_validate_json(line)
+        except ValidationError as error:
+            raise UserError(f"{path}, line {number}: {describe(error)}") from None
 
 
 def supervised_rows(trajectory: Trajectory, renderer: ChatRenderer, prompt: RehearsePrompt) -> list[TrainingRow]:

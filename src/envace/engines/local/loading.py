@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
 
 from envace.errors import UserError
 
@@ -39,6 +40,7 @@ def load_policy(model: str, dtype: torch.dtype, device: str) -> tuple[Any, Any]:
         UserError: nothing there, or transformers cannot read it.
     """
     path = resolve(model)
+    transformers_logging.disable_progress_bar()
     where: dict[str, Any] = {}
     folder = path
     if path.is_file():

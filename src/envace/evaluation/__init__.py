@@ -1,0 +1,1 @@
+"""Measuring a policy outside training: success in real worlds, and how true its rehearsed responses are."""
