@@ -5,17 +5,16 @@ BIN := .venv/bin
 export OMP_NUM_THREADS := 1
 export MKL_NUM_THREADS := 1
 
-.PHONY: quickstart test test-slow lint types bench clean
+.PHONY: tiny test lint types clean
 
-quickstart: .venv/installed
-	$(BIN)/envace quickstart --out runs/quickstart
+# A tiny policy from nothing: tokenizer, random weights, warm start in both roles, then training by world rehearsal.
+tiny: .venv/installed
+	$(BIN)/python recipes/tiny/make_policy.py runs/tiny/start runs/tiny/trajectories.jsonl.gz --count 4000
+	$(BIN)/envace sft recipes/tiny/sft.yaml
+	$(BIN)/envace train recipes/tiny/train.yaml --out runs/tiny/rehearsal
 
 test: lint types tests/tokenizers/node_modules
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
-
-# Real weights (SmolLM2-135M-Instruct ships inside a Python package): one smoke step of training in both roles.
-test-slow: .venv/installed
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: .venv/installed
 	$(BIN)/ruff check .
@@ -23,9 +22,6 @@ lint: .venv/installed
 
 types: .venv/installed
 	$(BIN)/mypy
-
-bench: .venv/installed
-	for script in bench/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

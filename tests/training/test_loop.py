@@ -40,13 +40,12 @@ def settings(tmp_path_factory) -> Path:
         "model": str(folder / "model"),
         "tasks": {"worlds": ["orders"], "count": 6},
         "rehearse": {"prompt": "brief"},
-        "act_sampling": {"max_tokens": 14},
+        "act_sampling": {"max_tokens": 150},
         "rehearse_sampling": {"max_tokens": 14},
-        "group_size": 2,
+        "group_size": 4,
         "tasks_per_step": 2,
         "steps": 3,
         "checkpoint_every": 1,
-        "algorithm": {"singleton": "reward"},
         "engine": {"lr": 1e-3, "device": "cpu"},
     }
     (folder / "settings.yaml").write_text(yaml.safe_dump(data))
@@ -98,7 +97,7 @@ def test_training_moves_the_weights(settings, undisturbed):
 def test_every_episode_is_on_disk_with_its_log_probabilities(undisturbed):
     data = gzip.decompress((undisturbed / "rollouts" / "step-000002.jsonl.gz").read_bytes())
     episodes = [Episode.model_validate_json(line) for line in data.splitlines()]
-    assert len(episodes) == 4
+    assert len(episodes) == 8
     assert all(generation.policy_version == 1 for episode in episodes for generation in episode.generations)
     metrics = json.loads((undisturbed / "metrics.jsonl").read_text().splitlines()[1])
     assert metrics["mismatch_max"] < 1e-3
@@ -154,7 +153,7 @@ def test_no_world_is_executed_and_no_socket_opened_in_training_by_rehearsal(sett
     executed = train(
         wanted.model_copy(update={"responder": "environment"}), tmp_path / "real", progress=lambda line: None
     )
-    assert json.loads(executed.metrics.read_text().splitlines()[0])["not_scored"] == 12
+    assert json.loads(executed.metrics.read_text().splitlines()[0])["not_scored"] == 24
 
 
 @pytest.mark.parametrize("responder", ["simulator", "environment", "replay"])

@@ -29,9 +29,12 @@ def group_advantages(
     * ``episode``: b = mean of R over the group's episodes, each counted once.
     * ``leave_one_out``: b = mean of R over the group's *other* episodes (RLOO, arXiv 2402.14740).
 
-    With ``normalize_std`` A is divided by the (population) standard deviation of what b averages (GRPO, arXiv 2402.03300;
-    Dr. GRPO, arXiv 2503.20783, argues against it and the published setting has none); a deviation below 1e-6 gives 0.
-    A group with one episode has nothing to compare: A = 0, or R with ``singleton="reward"`` (the released behaviour).
+    With ``normalize_std`` A is divided by the population standard deviation of the group's rewards, over rows or episodes as
+    the baseline counts them (GRPO, arXiv 2402.03300; Dr. GRPO, arXiv 2503.20783, argues against it and the published
+    setting has none); a deviation below 1e-6 gives 0.
+
+    Where one episode alone has rows, nothing can be compared and A = 0. ``singleton="reward"`` is the released code's rule: a
+    mean over a single value is taken as 0, so A = R (for ``row`` a single row; several rows of one episode still give 0).
     """
     members: dict[Hashable, list[int]] = defaultdict(list)
     for row, group in enumerate(groups):
@@ -39,11 +42,12 @@ def group_advantages(
     advantages = [0.0] * len(rewards)
     for rows in members.values():
         by_episode = {episodes[row]: rewards[row] for row in rows}
-        if len(by_episode) == 1:
-            for row in rows:
-                advantages[row] = rewards[row] if singleton == "reward" else 0.0
-            continue
         values = [rewards[row] for row in rows] if baseline == "row" else list(by_episode.values())
+        if len(values) == 1 and singleton == "reward":
+            for row in rows:
+                advantages[row] = rewards[row]
+        if len(by_episode) == 1:
+            continue
         mean = sum(values) / len(values)
         scale = 1.0
         if normalize_std:

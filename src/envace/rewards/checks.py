@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,7 +49,8 @@ class TurnView:
 
 
 def check_met(check: Check, turn: TurnView) -> bool:
-    """Whether a rule check is met in ``turn``. Refused and malformed calls do not count as made.
+    """Whether a rule check is met in ``turn``. A call that was refused or got a malformed response does not count as made,
+    and its response is not valid; a world's own error (not found …) is a response like any other.
 
     Raises:
         TypeError: ``check`` is for a judge.
@@ -89,7 +92,11 @@ def matches(pattern: CallPattern, call: ToolCall) -> bool:
 
 
 def argument_matches(expected: ArgumentMatch, value: Any) -> bool:
-    """Values compare as JSON (1 is 1.0, true is not 1); ``number`` also takes a number written as a string."""
+    """Values compare as JSON: 1 is 1.0, true is not 1, "1" is not 1.
+
+    ``number`` also takes a JSON number written as a string (models quote numbers), within the tolerance up to rounding.
+    ``regex`` sees a value that is no string as its JSON text.
+    """
     match expected:
         case Equals():
             return same_json(expected.equals, value)
@@ -97,7 +104,7 @@ def argument_matches(expected: ArgumentMatch, value: Any) -> bool:
             return any(same_json(choice, value) for choice in expected.one_of)
         case Near():
             number = _number(value)
-            return number is not None and abs(number - expected.number) <= expected.tolerance
+            return number is not None and _near(number, expected.number, expected.tolerance)
         case Regex():
             text = value if isinstance(value, str) else canonical_json(value)
             return re.fullmatch(expected.regex, text) is not None
@@ -105,18 +112,38 @@ def argument_matches(expected: ArgumentMatch, value: Any) -> bool:
             return True
 
 
+_JSON_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+
+
 def _number(value: Any) -> float | None:
+    """A finite number, or nothing: whatever a policy writes here is an unmet check, never a fault."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
-    try:
-        return float(value)
-    except ValueError:
+    if isinstance(value, str) and _JSON_NUMBER.fullmatch(value) is None:
         return None
+    try:
+        number = float(value)
+    except OverflowError:  # an integer beyond floats
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _near(number: float, wanted: float, tolerance: float) -> bool:
+    """|number - wanted| <= tolerance, forgiving the rounding of the difference: 1.1 is within 0.1 of 1."""
+    return abs(number - wanted) - tolerance <= 4 * math.ulp(max(abs(number), abs(wanted)))
 
 
 def holds_fact(text: str, fact: str) -> bool:
-    """Whether ``text`` holds ``fact`` as whole words in any case: 17 is not in O175, nor in 1.17."""
-    return re.search(rf"(?<!\w)(?<!\d[.,]){re.escape(fact.casefold())}(?!\w)(?![.,]\d)", text.casefold()) is not None
+    """Whether ``text`` holds ``fact`` as whole words: 17 is not in O175, nor in 1.17.
+
+    Case, the kind and amount of white space, and how accents are composed do not matter.
+    """
+    words = r"\s+".join(re.escape(word) for word in _folded(fact).split())
+    return re.search(rf"(?<!\w)(?<!\d[.,]){words}(?!\w)(?![.,]\d)", _folded(text)) is not None
+
+
+def _folded(text: str) -> str:
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).casefold())
 
 
 def _responses_valid(check: ResponseValid, turn: TurnView) -> bool:
@@ -124,8 +151,12 @@ def _responses_valid(check: ResponseValid, turn: TurnView) -> bool:
     if check.tool is not None and schemas.get(check.tool) is None:
         raise UserError(f"check response_valid: tool {check.tool!r} has no `returns` schema to validate against")
     for record in turn.calls:
+        if check.tool not in (None, record.call.name):
+            continue
+        if record.error is not None:
+            return False
         schema = schemas.get(record.call.name)
-        if schema is None or check.tool not in (None, record.call.name):
+        if schema is None:
             continue
         try:
             validator(schema, f"tool {record.call.name!r}, returns").validate(record.response)

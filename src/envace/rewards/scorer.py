@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 from envace.errors import UserError
 from envace.rewards.checks import TurnView, check_met
-from envace.types import CallRecord, CheckResult, JudgeCheck, Message, Task, TurnScore
+from envace.types import CallRecord, CheckResult, JudgeCheck, Message, ResponseValid, Task, TurnScore
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class RuleScorer:
     async def score_turn(
         self, task: Task, turn: int, messages: Sequence[Message], calls: Sequence[CallRecord]
     ) -> TurnScore:
-        checks = task.checks[turn]
+        checks = task.checks[turn] if task.checks else ()
         view = TurnView(calls, turn_reply(messages), task.tools, task.references)
         items = [check for check in checks if isinstance(check, JudgeCheck)]
         verdicts = iter(await self._verdicts(task, turn, messages, calls, items))
@@ -81,10 +81,12 @@ class RuleScorer:
             raise UserError(f"task {task.id!r} has judge checks, and no judge is set")
         try:
             verdicts = await self._judge.judge(task, turn, messages, calls, items)
+            if len(verdicts) != len(items):
+                raise ValueError(f"{len(verdicts)} verdicts for {len(items)} items")
         except Exception as error:  # whatever a judge fails by, it must not count against the policy
             _log.warning("task %s, turn %d: the judge failed: %s", task.id, turn, error)
             return [None] * len(items)
-        return verdicts if len(verdicts) == len(items) else [None] * len(items)
+        return verdicts
 
 
 def turn_reply(messages: Sequence[Message]) -> str:
@@ -98,13 +100,15 @@ def turn_reply(messages: Sequence[Message]) -> str:
 
 
 def turn_reward(results: Sequence[CheckResult], reward: Literal["fraction", "all"]) -> float | None:
-    """r_t = sum of w_i over met checks / sum of w_i (CM2, arXiv 2602.12268), or 1 only if all are met; ``None`` if
-    any check is undecided."""
-    if any(result.met is None for result in results):
+    """r_t = sum of w_i over met checks / sum of w_i (CM2, arXiv 2602.12268); with ``all``, 1 if every check is met, else 0.
+
+    ``None`` if any check is undecided, or if nothing weighs anything: there is no evidence to score by.
+    """
+    total = sum(result.weight for result in results)
+    if total <= 0 or any(result.met is None for result in results):
         return None
     if reward == "all":
         return float(all(result.met for result in results))
-    total = sum(result.weight for result in results)
     return sum(result.weight for result in results if result.met) / total
 
 
@@ -120,9 +124,11 @@ def require_scorable(tasks: Iterable[Task], judge: Judge | None = None) -> None:
     """Says before anything runs that a task could not be scored.
 
     Raises:
-        UserError: names the task and the turn: no checks, no weight, or judge checks without a judge.
+        UserError: names the task and the turn: no checks, no weight, judge checks without a judge, or a response to
+            validate without a schema.
     """
     for task in tasks:
+        schemas = {tool.name for tool in task.tools if tool.returns is not None}
         if not task.checks:
             raise UserError(f"task {task.id!r}: it has no checks, so nothing could reward it")
         for turn, checks in enumerate(task.checks):
@@ -130,3 +136,7 @@ def require_scorable(tasks: Iterable[Task], judge: Judge | None = None) -> None:
                 raise UserError(f"task {task.id!r}, turn {turn}: it needs a check with a weight above 0")
             if judge is None and any(isinstance(check, JudgeCheck) for check in checks):
                 raise UserError(f"task {task.id!r}, turn {turn}: it has judge checks, and no judge is set")
+            for check in checks:
+                if isinstance(check, ResponseValid) and (check.tool not in schemas if check.tool else not schemas):
+                    what = f"tool {check.tool!r} has" if check.tool else "its tools have"
+                    raise UserError(f"task {task.id!r}, turn {turn}: response_valid, but {what} no `returns` schema")
