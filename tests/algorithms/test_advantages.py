@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from envace.algorithms.advantages import group_advantages
-from envace.algorithms.losses import kl_k3, policy_loss, token_sum
+from envace.algorithms.losses import kl_k3, policy_loss, sequence_log_ratio, token_sum
 from envace.algorithms.rolewise_grpo import AlgorithmSettings, build_rows
 from envace.types import EndReason, Episode, Generation, Group, Message, Role, Task
 
@@ -84,13 +84,31 @@ def test_std_normalization_divides_by_the_population_deviation():
     # Rehearse rewards 1, 1, 0.5: variance (1/36 + 1/36 + 4/36) / 3 = 1/18; (1/6) / sqrt(1/18) = 0.70711.
     got = advantages(UNEVEN, normalize_std=True)
     assert got["rehearse"] == pytest.approx([0.7071068, 0.7071068, -1.4142136])
+    # Over episodes, 1 and 0.5: mean 0.75, deviation 0.25. Leave one out, Act: deviation of 1, 0.5, 0 is sqrt(1/6).
+    assert advantages(UNEVEN, normalize_std=True, baseline="episode")["rehearse"] == pytest.approx([1, 1, -1])
+    left_out = advantages(UNEVEN, normalize_std=True, baseline="leave_one_out")["act"]
+    assert left_out == pytest.approx([1.8371173, 0, 0, -1.8371173, -1.8371173, -1.8371173])
 
 
 def test_a_singleton_has_nothing_to_be_compared_with():
     lone = group(episode(0, 1.0, 1, 2), episode(1, 0.0, 1, 0))
-    assert advantages(lone)["rehearse"] == [0, 0]
+    for baseline in ("row", "episode", "leave_one_out"):
+        assert advantages(lone, baseline=baseline)["rehearse"] == [0, 0]
     assert advantages(lone)["act"] == [0.5, -0.5]
-    assert advantages(lone, singleton="reward")["rehearse"] == [1, 1]
+
+
+def test_a_singletons_raw_reward_on_request():
+    # The released rule: a mean over one value is 0. Two rows of one episode are two values to a mean over rows.
+    one, two = group(episode(0, 0.8, 1, 1), episode(1, 0.0, 1, 0)), group(episode(0, 0.8, 1, 2), episode(1, 0.0, 1, 0))
+    assert advantages(one, singleton="reward")["rehearse"] == [0.8]
+    assert advantages(two, singleton="reward")["rehearse"] == [0, 0]
+    for baseline in ("episode", "leave_one_out"):
+        assert advantages(two, singleton="reward", baseline=baseline)["rehearse"] == [0.8, 0.8]
+        assert advantages(one, singleton="reward", baseline=baseline)["act"] != [0.8, 0]
+    # A not-scored episode's rows are no company.
+    left = group(episode(0, 0.8, 1, 0), episode(1, None, 3, 0))
+    assert advantages(left) == {"act": [0], "rehearse": []}
+    assert advantages(left, singleton="reward")["act"] == [0.8]
 
 
 @pytest.mark.parametrize("options", [{}, {"normalize_std": True}, {"baseline": "leave_one_out"}])
@@ -119,6 +137,56 @@ def test_a_frozen_role_gives_no_rows_and_a_role_weight_is_carried():
     rows, _ = build_rows([UNEVEN], AlgorithmSettings(freeze=("act",), rehearse_weight=0.25))
     assert {row.role for row in rows} == {"rehearse"}
     assert {row.weight for row in rows} == {0.25}
+
+
+def test_a_frozen_role_counts_in_a_joint_baseline():
+    # As in test_one_baseline_for_both_roles, and the metric is over what is trained: (0.5 + 0.5 + 0) / 3.
+    rows, metrics = build_rows([UNEVEN], AlgorithmSettings(freeze=("act",), scope="joint"))
+    assert [row.advantages[-1] for row in rows] == pytest.approx([0.5, 0.5, 0])
+    assert metrics["advantage_abs_mean"] == pytest.approx(1 / 3)
+
+
+def test_equal_generations_of_different_episodes_keep_their_own_advantage():
+    same = generation(Role.ACT, 7)
+    first, second = (
+        episode(index, reward, 0, 0).model_copy(update={"generations": (same,)})
+        for index, reward in ((0, 1.0), (0, 0.0))
+    )
+    assert advantages(group(first, second))["act"] == [0.5, -0.5]
+    assert advantages(group(first, second), baseline="leave_one_out")["act"] == [1, -1]
+
+
+def test_the_roles_of_an_episode_merge_apart_though_they_alternate():
+    def drawn(role: Role, prompt: tuple[int, ...], completion: tuple[int, ...]) -> Generation:
+        return Generation(
+            role=role, turn=0, prompt_ids=prompt, completion_ids=completion, logprobs=(-1.0,) * len(completion),
+            stop_reason="stop",
+        )  # fmt: skip
+
+    made = (
+        drawn(Role.ACT, (1,), (2,)),
+        drawn(Role.REHEARSE, (7,), (8,)),
+        drawn(Role.ACT, (1, 2, 3), (4,)),
+        drawn(Role.REHEARSE, (7, 8, 9), (5, 6)),
+    )
+    best = episode(0, 1.0, 0, 0).model_copy(update={"generations": made})
+    # Act rows: 1, 1, 0 -> mean 2/3. Rehearse: one episode -> 0.
+    rows, _ = build_rows([group(best, episode(1, 0.0, 1, 0))], AlgorithmSettings())
+    assert [(row.role, row.ids, row.mask) for row in rows[:2]] == [
+        ("act", (1, 2, 3, 4), (0, 1, 0, 1)),
+        ("rehearse", (7, 8, 9, 5, 6), (0, 1, 0, 1, 1)),
+    ]
+    assert rows[0].advantages == pytest.approx((0, 1 / 3, 0, 1 / 3))
+
+
+def test_generations_of_different_temperature_do_not_merge():
+    warm = Generation(
+        role="act", turn=0, prompt_ids=(1,), completion_ids=(2,), logprobs=(-1.0,), stop_reason="stop", temperature=0.5
+    )
+    cold = warm.model_copy(update={"prompt_ids": (1, 2), "completion_ids": (3,), "temperature": 1.0})
+    made = episode(0, 1.0, 0, 0).model_copy(update={"generations": (warm, cold)})
+    rows, _ = build_rows([group(made)], AlgorithmSettings())
+    assert [row.temperature for row in rows] == [0.5, 1.0]
 
 
 def test_generations_that_extend_each_other_become_one_row():
@@ -154,6 +222,21 @@ def test_policy_loss_clips_on_both_sides():
     got = policy_loss(log, torch.zeros(5), advantage, 0.2, 0.2)
     assert got.tolist() == pytest.approx([-2.0, -1.2, -0.5, 1.5, 0.8])
     assert policy_loss(log, torch.zeros(5), advantage, 0.2, 0.4)[1].item() == pytest.approx(-1.4)
+
+
+def test_sequence_ratio_by_hand():
+    # Two merged generations of log-ratios (0.3, 0.1) and (-0.4): means 0.2 and -0.4; nothing at unsampled tokens.
+    mask = torch.tensor([[0.0, 1.0, 1.0, 0.0, 1.0], [1.0, 0.0, 0.0, 0.0, 0.0]])
+    old = torch.full((2, 5), -2.0)
+    now = (old + torch.tensor([[9.0, 0.3, 0.1, 9.0, -0.4], [0.5, 9.0, 9.0, 9.0, 9.0]])).requires_grad_()
+    got = sequence_log_ratio(now, old, mask)
+    assert got.flatten().tolist() == pytest.approx([0, 0.2, 0.2, 0, -0.4, 0.5, 0, 0, 0, 0], abs=1e-6)
+    # Unclipped, A = 1: d/dlogprob of -exp(s) summed over the n tokens is -exp(s) at each; the second, 0.67 < 0.8 with a
+    # gain, is not clipped; the last, exp(0.5) > 1.2, is: no gradient.
+    losses = policy_loss(old + got, old, torch.ones(2, 5), 0.2, 0.25)
+    token_sum(losses, mask, torch.ones(2)).backward()
+    gained = [0, -1.2214028, -1.2214028, 0, -0.6703200, 0, 0, 0, 0, 0]
+    assert now.grad.flatten().tolist() == pytest.approx(gained, abs=1e-6)
 
 
 def test_kl_k3_by_hand():

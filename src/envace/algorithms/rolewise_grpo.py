@@ -7,13 +7,14 @@ by the standard deviation, no KL, PPO clipping, token-mean loss, one optimizer s
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field
 
 from envace.algorithms.advantages import group_advantages
-from envace.algorithms.rows import Weighted, by_role, training_rows
+from envace.algorithms.rows import Weighted, training_rows
 from envace.engines.base import TrainingRow
 from envace.types import Frozen, Generation, Group, Role
 
@@ -29,7 +30,7 @@ class AlgorithmSettings(Frozen):
     )
     normalize_std: bool = Field(default=False, description="divide advantages by the group's standard deviation")
     singleton: Literal["zero", "reward"] = Field(
-        default="zero", description="advantage where only one scored episode has rows of the role"
+        default="zero", description="advantage where a baseline has one value; reward: as the released code"
     )
     freeze: tuple[Role, ...] = Field(default=(), description="roles that are not trained (ablation)")
     act_weight: float = Field(default=1.0, ge=0, description="multiplies Act's loss")
@@ -37,7 +38,7 @@ class AlgorithmSettings(Frozen):
     drop_no_variance: bool = Field(
         default=False, description="leave out groups without variance and sample others (DAPO)"
     )
-    clip_low: float = Field(default=0.2, gt=0, lt=1)
+    clip_low: float = Field(default=0.2, gt=0, lt=1, description="a token's ratio is clipped below 1 - clip_low")
     clip_high: float = Field(default=0.2, gt=0, description="above clip_low it is clip-higher (DAPO)")
     kl: float = Field(default=0.0, ge=0, description="coefficient of the KL to the start policy")
 
@@ -53,45 +54,42 @@ def build_rows(
     """Training rows of a batch and the advantage metrics. Episodes that are not scored give no rows and enter no baseline.
 
     Rows whose every advantage is 0 still count in the token-mean (they are sampled tokens of the batch), as published,
-    unless ``drop_no_variance`` leaves their group out.
+    unless ``drop_no_variance`` leaves their group out. A frozen role gives no rows; with a joint scope it still counts in
+    the baseline.
     """
     generations: list[Generation] = []
     rewards: list[float] = []
-    keys: list[tuple[int, str]] = []
-    owners: list[tuple[int, int]] = []
-    kept = [group for group in groups if not settings.drop_no_variance or has_variance(group)]
-    for number, group in enumerate(kept):
-        for episode in group.episodes:
+    episodes: list[tuple[int, int]] = []
+    for number, group in enumerate(groups):
+        if settings.drop_no_variance and not has_variance(group):
+            continue
+        for position, episode in enumerate(group.episodes):
             if episode.reward is None:
                 continue
-            for generation in episode.generations:
-                generations.append(generation)
-                rewards.append(episode.reward)
-                keys.append((number, generation.role.value if settings.scope == "role" else ""))
-                owners.append((number, episode.index))
+            generations += episode.generations
+            rewards += [episode.reward] * len(episode.generations)
+            episodes += [(number, position)] * len(episode.generations)
     advantages = group_advantages(
         rewards,
-        keys,
-        owners,
+        [
+            (number, generation.role if settings.scope == "role" else None)
+            for (number, _), generation in zip(episodes, generations, strict=True)
+        ],
+        episodes,
         baseline=settings.baseline,
         normalize_std=settings.normalize_std,
         singleton=settings.singleton,
     )
-    advantage_of = {id(generation): advantage for generation, advantage in zip(generations, advantages, strict=True)}
+    sequences: dict[tuple[tuple[int, int], Role], list[Weighted]] = defaultdict(list)
+    for owner, generation, advantage in zip(episodes, generations, advantages, strict=True):
+        if generation.role not in settings.freeze:
+            sequences[owner, generation.role].append(Weighted(generation, advantage))
     weights = {Role.ACT: settings.act_weight, Role.REHEARSE: settings.rehearse_weight}
-    rows: list[TrainingRow] = []
-    for group in kept:
-        for episode in group.episodes:
-            if episode.reward is None:
-                continue
-            for role, own in by_role(episode.generations).items():
-                if role in settings.freeze:
-                    continue
-                items = [Weighted(generation, advantage_of[id(generation)]) for generation in own]
-                rows += training_rows(items, weights[role], merge)
+    rows = [row for (_, role), items in sequences.items() for row in training_rows(items, weights[role], merge)]
+    trained = [item.advantage for items in sequences.values() for item in items]
     metrics = {
         "groups": float(len(groups)),
         "groups_without_variance": float(sum(not has_variance(group) for group in groups)),
-        "advantage_abs_mean": sum(map(abs, advantages)) / max(1, len(advantages)),
+        "advantage_abs_mean": sum(map(abs, trained)) / max(1, len(trained)),
     }
     return rows, metrics

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from envace.engines.base import TrainingRow
-from envace.types import Generation, Role
+from envace.types import Generation
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,3 @@ def training_rows(items: Sequence[Weighted], weight: float = 1.0, merge: bool = 
             )
         )
     return rows
-
-
-def by_role(generations: Sequence[Generation]) -> dict[Role, list[Generation]]:
-    """An episode's generations of each role, in order."""
-    return {role: [generation for generation in generations if generation.role is role] for role in Role}

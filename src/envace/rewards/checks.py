@@ -129,8 +129,12 @@ def _number(value: Any) -> float | None:
 
 
 def _near(number: float, wanted: float, tolerance: float) -> bool:
-    """|number - wanted| <= tolerance, forgiving the rounding of the difference: 1.1 is within 0.1 of 1."""
-    return abs(number - wanted) - tolerance <= 4 * math.ulp(max(abs(number), abs(wanted)))
+    """|number - wanted| <= tolerance, forgiving the rounding of the difference: 1.1 is within 0.1 of 1.
+
+    Without a tolerance it is equality, for the number may be a long identifier.
+    """
+    rounding = 4 * math.ulp(max(abs(number), abs(wanted))) if tolerance else 0.0
+    return abs(number - wanted) <= tolerance + rounding
 
 
 def holds_fact(text: str, fact: str) -> bool:
