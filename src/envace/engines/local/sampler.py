@@ -75,6 +75,7 @@ class LocalSampler:
         self._rows = RowCache(max_batch)
         self._active: list[_Request] = []
         self._waiting: deque[_Request] = deque()
+        self._admitting: list[_Request] = []
         self._prefixes = PrefixCache(prefix_tokens)
         self._task: asyncio.Task[None] | None = None
 
@@ -119,10 +120,10 @@ class LocalSampler:
                 await asyncio.sleep(0)
         except Exception as error:
             # A failed pass fails the requests in it; the sampler itself stays usable.
-            for request in [*self._active, *self._waiting]:
+            for request in [*self._admitting, *self._active, *self._waiting]:
                 if not request.future.done():
                     request.future.set_exception(error)
-            self._active, self._waiting = [], deque()
+            self._admitting, self._active, self._waiting = [], [], deque()
             self._rows = RowCache(self._rows.max_rows)
 
     def _drop_cancelled(self) -> None:
@@ -142,6 +143,7 @@ class LocalSampler:
         batch = [self._waiting.popleft() for _ in range(min(free, len(self._waiting)))]
         if not batch:
             return
+        self._admitting = batch
         unique: dict[tuple[int, ...], list[_Request]] = {}
         for request in batch:
             unique.setdefault(request.prompt, []).append(request)
