@@ -11,7 +11,7 @@ export MKL_NUM_THREADS := 1
 tiny: .venv/installed
 	$(BIN)/python recipes/tiny/make_policy.py runs/tiny/start runs/tiny/trajectories.jsonl.gz --count 4000
 	$(BIN)/envace sft recipes/tiny/sft.yaml
-	$(BIN)/envace train recipes/tiny/train.yaml --out runs/tiny/rehearsal
+	$(BIN)/envace train tiny --out runs/tiny/rehearsal
 
 test: lint types tests/tokenizers/node_modules
 	$(BIN)/python -m pytest -n 2 --dist worksteal

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from envace.algorithms.rolewise_grpo import AlgorithmSettings
 from envace.engines.local.engine import LocalEngineSettings
 from envace.episode import Limits
 from envace.errors import UserError
-from envace.responders.rehearsal import RoleSampling
+from envace.roles.generate import RoleSampling
 from envace.types import Frozen
 
 
@@ -34,7 +35,11 @@ class EvaluationSettings(Frozen):
     every: int = Field(default=0, ge=0, description="steps between evaluations; 0: only before and after")
     worlds: tuple[str, ...] = ()
     count: int = Field(default=24, gt=0, description="tasks a world")
+    samples: int = Field(default=1, gt=0, description="episodes a task at `temperature`; greedily always one")
     temperature: float = Field(default=1.0, ge=0)
+    probes: int = Field(
+        default=4, gt=0, description="calls a task whose rehearsed response is compared with the world's"
+    )
     seed: int = 0
 
 
@@ -56,6 +61,9 @@ class TrainSettings(Frozen):
     reward: Literal["fraction", "all"] = "fraction"
     group_size: int = Field(default=4, gt=1)
     tasks_per_step: int = Field(default=16, gt=0)
+    refill_rounds: int = Field(
+        default=0, ge=0, description="how often groups without variance are replaced by other tasks' in a step (DAPO)"
+    )
     steps: int = Field(default=100, gt=0)
     seed: int = 0
     checkpoint_every: int = Field(default=10, gt=0)
@@ -64,6 +72,13 @@ class TrainSettings(Frozen):
     engine: LocalEngineSettings = LocalEngineSettings()
     limits: Limits = Limits()
     evaluation: EvaluationSettings = EvaluationSettings()
+    trackers: tuple[Literal["wandb", "trackio"], ...] = Field(default=(), description="besides TensorBoard")
+
+    @model_validator(mode="after")
+    def _refilled_are_dropped(self) -> Self:
+        if self.refill_rounds and not self.algorithm.drop_no_variance:
+            raise ValueError("refill_rounds replaces dropped groups: set algorithm.drop_no_variance too")
+        return self
 
 
 T = TypeVar("T", bound=BaseModel)
@@ -72,50 +87,71 @@ T = TypeVar("T", bound=BaseModel)
 def load_settings(kind: type[T], path: Path, overrides: Sequence[str] = ()) -> T:
     """The settings of a YAML file, with ``a.b=value`` overrides (values are YAML).
 
+    A bare name that is no file is looked up among the settings that ship with EnvACE.
+
     Raises:
         UserError: no such file, broken YAML, an override that is none, an unknown key (with the nearest name), a bad value.
     """
-    if not path.is_file():
-        raise UserError(f"{path}: no such settings file")
+    path = _found(path)
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
         raise UserError(f"{path}{where}: not YAML: {getattr(error, 'problem', None) or error}") from None
+    data = {} if data is None else data
     if not isinstance(data, dict):
         raise UserError(f"{path}: settings must be keys with values, not a {type(data).__name__}")
     for override in overrides:
         _override(data, override)
-    return checked(kind, data, str(path))
+    return _checked(kind, data, str(path), overrides)
 
 
-def checked(kind: type[T], data: dict[str, Any], where: str) -> T:
-    """``data`` as settings of ``kind``.
+def dump_settings(settings: BaseModel) -> str:
+    """``settings`` as YAML that ``load_settings`` reads back, every default written out."""
+    return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
-    Raises:
-        UserError: names the key, and for an unknown one the nearest known name.
-    """
+
+def _found(path: Path) -> Path:
+    if path.is_file():
+        return path
+    shipped = Path(str(resources.files("envace"))) / "configs"
+    names = sorted(file.stem for file in shipped.glob("*.yaml"))
+    if str(path) in names:
+        return shipped / f"{path}.yaml"
+    near = difflib.get_close_matches(str(path), names, n=1, cutoff=0.6)
+    hint = f"did you mean {near[0]!r}?" if near else f"shipped ones: {', '.join(names)}"
+    raise UserError(f"{path}: no such settings file; {hint}")
+
+
+def _checked(kind: type[T], data: dict[str, Any], file: str, overrides: Sequence[str]) -> T:
+    """``data`` as settings of ``kind``; the error names where the key came from, the key, and the nearest known name."""
     try:
         return kind.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
+        path = [str(part) for part in first["loc"]]
+        key = ".".join(path)
+        given = [text for text in overrides if f"{key}.".startswith(text.partition("=")[0] + ".")]
+        where = f"override {given[-1]!r}" if given and key else file
         if first["type"] == "extra_forbidden":
-            known = _names(kind, [str(part) for part in first["loc"][:-1]])
-            near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1, cutoff=0.4)
+            known = _names(kind, path[:-1])
+            near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.4)
             hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
             raise UserError(f"{where}: unknown key {key!r}{hint}") from None
-        raise UserError(f"{where}: {key}: {first['msg'].removeprefix('Value error, ')}") from None
+        reason = first["msg"].removeprefix("Value error, ")
+        raise UserError(f"{where}: {key}: {reason}" if key else f"{where}: {reason}") from None
 
 
 def _override(data: dict[str, Any], override: str) -> None:
     path, sign, value = override.partition("=")
-    if not sign or not path:
-        raise UserError(f"override {override!r}: write it as key=value or key.key=value")
     *parents, last = path.split(".")
+    if not sign or not all([*parents, last]):
+        raise UserError(f"override {override!r}: write it as key=value or key.key=value")
     for parent in parents:
-        data = data.setdefault(parent, {})
+        if data.get(parent) is None:
+            data[parent] = {}
+        data = data[parent]
         if not isinstance(data, dict):
             raise UserError(f"override {override!r}: {parent!r} is a value, not a group of keys")
     try:
@@ -128,7 +164,10 @@ def _names(kind: type[BaseModel], path: Sequence[str]) -> list[str]:
     """Field names of the model at ``path`` below ``kind``."""
     for part in path:
         annotation = kind.model_fields[part].annotation if part in kind.model_fields else None
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        models = [
+            one for one in (annotation, *get_args(annotation)) if isinstance(one, type) and issubclass(one, BaseModel)
+        ]
+        if not models:
             return []
-        kind = annotation
+        kind = models[0]
     return list(kind.model_fields)

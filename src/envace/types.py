@@ -347,6 +347,7 @@ class EndReason(StrEnum):
     RESPONSE_ERROR = "response_error"
     """A rehearsed response was malformed, or a replay had no recording."""
     MAX_ASSISTANT_TURNS = "max_assistant_turns"
+    MAX_USER_TURNS = "max_user_turns"
     MAX_CALLS = "max_calls"
     MAX_GENERATIONS = "max_generations"
     MAX_TOKENS = "max_tokens"

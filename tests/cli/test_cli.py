@@ -1,18 +1,46 @@
+import io
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import jsonschema
 import pytest
+import torch
+import yaml
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from envace.cli import main
+from envace.config import TrainSettings, dump_settings, load_settings
+from envace.errors import UserError
+from envace.types import Task
 from envace.worlds.tasks import build_tasks
+from tests.chatml import tokenizer
 
 
-def envace(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "envace", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd, check=False)
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def envace(monkeypatch, capsys):
+    """The command line within this process: importing torch anew for each message would take minutes."""
+
+    def run(*arguments: object, cwd: Path | None = None) -> Done:
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "argv", ["envace", *map(str, arguments)])
+            if cwd:
+                patch.chdir(cwd)
+            with pytest.raises(SystemExit) as ended:
+                main()
+        said = capsys.readouterr()
+        return Done(ended.value.code or 0, said.out, said.err)
+
+    return run
 
 
 GOOD = "model: nowhere\ntasks: {worlds: [orders], count: 2}\n"
@@ -27,7 +55,19 @@ GOOD = "model: nowhere\ntasks: {worlds: [orders], count: 2}\n"
         (GOOD, ["group_sise=3"], "unknown key 'group_sise'; did you mean 'group_size'?"),
         (GOOD, ["engine.learning_rate=3"], "unknown key 'engine.learning_rate'"),
         (GOOD, ["algorithm.clip_hi=3"], "did you mean 'clip_high'?"),
-        (GOOD, ["steps=many"], "steps: "),
+        (GOOD, ["engine.lora={r: 4, alhpa: 3}"], "did you mean 'alpha'?"),
+        (
+            GOOD,
+            ["evaluation.samplse=3"],
+            "override 'evaluation.samplse=3': unknown key 'evaluation.samplse'; did you mean 'samples'?",
+        ),
+        (GOOD + "stepz: 3\n", ["steps=3"], "settings.yaml: unknown key 'stepz'; did you mean 'steps'?"),
+        (GOOD, ["steps=many"], "override 'steps=many': steps: "),
+        (GOOD, ["=3"], "override '=3': write it as key=value"),
+        (GOOD, ["model.name=3"], "'model' is a value, not a group of keys"),
+        (GOOD, ["steps=["], "the value is not YAML"),
+        (GOOD, ["refill_rounds=1"], "set algorithm.drop_no_variance too"),
+        (GOOD, ["trackers=[excel]"], "trackers.0: "),
         (GOOD, ["steps"], "override 'steps': write it as key=value"),
         (GOOD, ["responder=oracle"], "responder: "),
         (GOOD, ["tasks.worlds=[moon]"], "no built-in world 'moon'"),
@@ -35,7 +75,7 @@ GOOD = "model: nowhere\ntasks: {worlds: [orders], count: 2}\n"
         (GOOD, ["tasks.file=missing.jsonl"], "missing.jsonl: no such file of tasks"),
     ],
 )
-def test_bad_settings_are_one_message_and_exit_code_2(tmp_path, text, overrides, message):
+def test_bad_settings_are_one_message_and_exit_code_2(envace, tmp_path, text, overrides, message):
     (tmp_path / "settings.yaml").write_text(text)
     done = envace("train", "settings.yaml", *overrides, cwd=tmp_path)
     assert done.returncode == 2
@@ -44,7 +84,7 @@ def test_bad_settings_are_one_message_and_exit_code_2(tmp_path, text, overrides,
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_a_bad_line_of_a_task_file_is_named(tmp_path):
+def test_a_bad_line_of_a_task_file_is_named(envace, tmp_path):
     lines = [task.model_dump_json() for task in build_tasks("orders", 9, 0, "train")]
     broken = json.loads(lines[6])
     broken["checks"][0][0]["weight"] = -1
@@ -64,7 +104,7 @@ def test_a_bad_line_of_a_task_file_is_named(tmp_path):
     )
 
 
-def test_built_tasks_validate_and_fit_the_exported_schema(tmp_path):
+def test_built_tasks_validate_and_fit_the_exported_schema(envace, tmp_path):
     file = tmp_path / "tasks.jsonl"
     assert envace("tasks", "build", file, "--count", 8, "--worlds", "orders,desk").returncode == 0
     done = envace("tasks", "validate", file)
@@ -77,7 +117,7 @@ def test_built_tasks_validate_and_fit_the_exported_schema(tmp_path):
     assert "find_user(name: string)" in shown
 
 
-def test_worlds_can_be_tried_by_hand():
+def test_worlds_can_be_tried_by_hand(envace):
     assert "hotel (held out" in envace("worlds", "list").stdout
     done = envace("worlds", "try", "orders", "--call", 'find_customer {"name": "Nobody"}')
     assert json.loads(done.stdout) == {"error": {"code": "NOT_FOUND", "message": "no customer Nobody"}}
@@ -86,7 +126,7 @@ def test_worlds_can_be_tried_by_hand():
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_one_message():
+def test_a_full_disk_is_one_message(envace):
     done = envace("tasks", "build", "/dev/full", "--count", 1)
     assert done.returncode == 2
     assert "No space left on device" in done.stderr
@@ -96,18 +136,119 @@ def test_a_full_disk_is_one_message():
 @pytest.mark.skipif(
     os.geteuid() == 0 and not Path("/proc/version").exists(), reason="needs a folder nobody can write to"
 )
-def test_a_folder_that_cannot_be_written_is_one_message():
+def test_a_folder_that_cannot_be_written_is_one_message(envace):
     done = envace("tasks", "build", "/proc/nowhere/tasks.jsonl", "--count", 1)
     assert done.returncode == 2
     assert "/proc/nowhere" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_help_is_quick_to_read_and_names_every_command():
+def test_help_is_quick_to_read_and_names_every_command(envace):
     text = envace("--help").stdout
     assert all(name in text for name in ("train", "eval", "sft", "tasks", "worlds"))
 
 
-def test_resuming_what_is_no_run(tmp_path):
+def test_resuming_what_is_no_run(envace, tmp_path):
     done = envace("train", "--resume", tmp_path)
     assert (done.returncode, "nothing to resume" in done.stderr) == (2, True)
+    both = envace("train", "settings.yaml", "--resume", tmp_path)
+    assert (both.returncode, "give --resume RUN alone" in both.stderr) == (2, True)
+
+
+def test_shipped_settings_are_found_by_name_and_read(envace, tmp_path):
+    settings = load_settings(TrainSettings, Path("tiny"), ["steps=7"])
+    assert (settings.model, settings.steps, settings.responder) == ("tiny", 7, "rehearsal")
+    with pytest.raises(UserError, match=r"tinny: no such settings file; did you mean 'tiny'\?"):
+        load_settings(TrainSettings, Path("tinny"))
+    done = envace("train", "moon", cwd=tmp_path)
+    assert (done.returncode, "moon: no such settings file; shipped ones: tiny" in done.stderr) == (2, True)
+
+
+def test_settings_written_out_are_the_settings_read_back(tmp_path):
+    settings = load_settings(TrainSettings, Path("tiny"), ["engine.lora={r: 4}", "algorithm.freeze=[rehearse]"])
+    (tmp_path / "settings.yaml").write_text(dump_settings(settings))
+    assert load_settings(TrainSettings, tmp_path / "settings.yaml") == settings
+    assert yaml.safe_load(dump_settings(settings))["evaluation"]["probes"] == 4  # defaults are written out
+
+
+def test_overrides_are_yaml_and_make_the_groups_they_need(tmp_path):
+    (tmp_path / "settings.yaml").write_text("model: m\ntasks: {worlds: [orders]}\nengine:\n")
+    settings = load_settings(
+        TrainSettings,
+        tmp_path / "settings.yaml",
+        ["engine.lr=1e-4", "tasks.worlds=[bank, desk]", "rehearse.references=no"],
+    )
+    assert settings.engine.lr == 0.0001
+    assert settings.tasks.worlds == ("bank", "desk")
+    assert settings.rehearse.references is False
+
+
+def test_an_older_task_file_outlives_a_fault(envace, tmp_path):
+    file = tmp_path / "tasks.jsonl"
+    file.write_text("precious\n")
+    assert envace("tasks", "build", file, "--worlds", "moon").returncode == 2
+    assert file.read_text() == "precious\n"
+
+
+def test_a_failed_check_of_values_is_one_message(envace, monkeypatch, tmp_path):
+    monkeypatch.setattr("envace.data.tasks.read_tasks", lambda file: [Task(id="", messages=())])
+    done = envace("tasks", "validate", tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "envace: Task.id: " in done.stderr
+
+
+def test_ctrl_c_leaves_with_130(envace, monkeypatch, tmp_path):
+    def interrupted(file):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("envace.data.tasks.read_tasks", interrupted)
+    assert envace("tasks", "validate", tmp_path).returncode == 130
+
+
+def test_worlds_can_be_tried_on_standard_input(envace, monkeypatch):
+    monkeypatch.setattr(
+        "sys.stdin", io.TextIOWrapper(io.BytesIO(b'find_customer {"name": "Nobody"}\nbad {\n\nnever {}\n'))
+    )
+    lines = envace("worlds", "try", "orders").stdout.splitlines()
+    assert '{"error": {"code": "NOT_FOUND", "message": "no customer Nobody"}}' in lines
+    assert "arguments are not JSON" in lines[-1]
+
+
+def test_help_imports_no_torch():
+    code = "import sys; import envace.cli; assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_policy_and_a_run_are_evaluated(envace, tmp_path):
+    words = tokenizer()
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=len(words), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1,
+        num_key_value_heads=1, head_dim=16, eos_token_id=words.eos_token_id, tie_word_embeddings=True,
+    )  # fmt: skip
+    Qwen3ForCausalLM(config).save_pretrained(tmp_path / "model")
+    words.save_pretrained(tmp_path / "model")
+    asked = ("--worlds", "orders,hotel", "--tasks", 2, "--probes", 2, "--prompt", "brief")
+    done = envace("eval", tmp_path / "model", *asked, "--max-tokens", 8, "--json")
+    result = json.loads(done.stdout)
+    assert (result["sampled"]["tasks"], result["sampled"]["success"], result["rehearsed"]["calls"]) == (4, 0.0, 8)
+    # The model says nothing that is a call, so the only calls in worlds are those that the probes' answers took.
+    assert result["external_calls"] == 8
+    assert result["rehearsed"]["by"]["held_out"]["count"] == 4
+    missing = envace("eval", tmp_path / "nothing", *asked)
+    assert (missing.returncode, "no such folder" in missing.stderr) == (2, True)
+    assert "no built-in world 'moon'" in envace("eval", tmp_path / "model", "--worlds", "moon").stderr
+
+    (tmp_path / "settings.yaml").write_text(
+        f"model: {tmp_path / 'model'}\ntasks: {{worlds: [orders], count: 2}}\nrehearse: {{prompt: brief}}\n"
+        "act_sampling: {max_tokens: 8}\nrehearse_sampling: {max_tokens: 8}\nsteps: 1\ntasks_per_step: 1\ngroup_size: 2\n"
+        "engine: {device: cpu}\nevaluation: {worlds: [orders], count: 1, probes: 1}\n"
+    )
+    trained = envace("train", tmp_path / "settings.yaml", "--out", tmp_path / "run")
+    assert "step 1/1: reward" in trained.stdout, trained.stderr
+    assert "evaluation after step 1: real success 0.000 sampled" in trained.stdout
+    told = envace("eval", tmp_path / "run", "--worlds", "orders", "--tasks", 1, "--probes", 1)
+    assert (told.returncode, "external calls: 1" in told.stdout) == (0, True), told.stderr
+    again = envace("train", tmp_path / "settings.yaml", "--out", tmp_path / "run")
+    assert (again.returncode, "there is a run in it already" in again.stderr) == (2, True)

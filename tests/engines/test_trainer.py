@@ -65,19 +65,40 @@ def test_the_cut_into_micro_batches_does_not_change_the_step():
     assert torch.allclose(got, expected, atol=1e-5)
 
 
-def test_loss_equals_a_plain_computation_over_single_rows():
-    rows, model, total, tokens = random_rows(5), build("qwen3"), 0.0, 0
+@pytest.mark.parametrize("name", ["qwen3", "llama", "gemma3"])
+def test_loss_equals_a_plain_computation_over_single_rows(name):
+    rows, model, total, entropy, tokens = random_rows(5), build(name), 0.0, 0.0, 0
     for item in rows:
         with torch.no_grad():
             logprobs = model(torch.tensor([item.ids])).logits[0].log_softmax(-1)
         for position in range(1, len(item.ids)):
             if item.mask[position]:
-                ratio = float((logprobs[position - 1, item.ids[position]] - item.logprobs[position]).exp())
+                logprob = logprobs[position - 1, item.ids[position]]
+                ratio = float((logprob - item.logprobs[position]).exp())
                 advantage = item.advantages[position]
                 total -= min(ratio * advantage, min(max(ratio, 0.8), 1.3) * advantage)
+                entropy -= float(logprob)
                 tokens += 1
-    metrics, _ = gradient(rows, clip_high=0.3)
+    metrics = Trainer(model, TrainerSettings(lr=1e-3), clip_high=0.3).step(rows, "policy")
     assert metrics["loss"] == pytest.approx(total / tokens, abs=1e-5)
+    assert metrics["entropy"] == pytest.approx(entropy / tokens, abs=1e-5)
+
+
+def test_a_row_without_a_sampled_token_changes_nothing():
+    rows = random_rows(3)
+    silent = row([5] * 60, [0] * 60)
+    expected, got = gradient(rows), gradient([*rows, silent], budget=60)
+    assert got[0]["loss"] == pytest.approx(expected[0]["loss"], abs=1e-5)
+    assert torch.allclose(got[1], expected[1], atol=1e-5)
+
+
+def test_a_gradient_that_is_not_finite_leaves_the_weights_alone():
+    rows, model = random_rows(2), build("qwen3")
+    before = [parameter.clone() for parameter in model.parameters()]
+    broken = TrainingRow(**{**rows[0].__dict__, "advantages": (float("inf"),) * len(rows[0].ids)})
+    metrics = Trainer(model, TrainerSettings(lr=1e-1)).step([broken, rows[1]], "policy")
+    assert metrics["skipped"] == 1
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
 def test_a_row_weight_scales_its_loss_and_not_the_token_count():

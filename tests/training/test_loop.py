@@ -1,6 +1,7 @@
 import gzip
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from envace.config import TrainSettings, load_settings
 from envace.errors import UserError
+from envace.training.checkpoint import RunFolder
 from envace.training.loop import train
 from envace.types import Episode, Role
 from envace.worlds.base import World
@@ -73,8 +75,11 @@ def undisturbed(settings, tmp_path_factory) -> Path:
 def test_killed_and_resumed_equals_undisturbed_to_the_last_bit(settings, undisturbed, tmp_path, moment):
     out = tmp_path / "run"
     assert run_driver(settings, out, moment) == -signal.SIGKILL
-    assert not (out / "checkpoints" / "step-000003").exists()
-    assert run_driver(settings, out, "never", resume=True) == 0
+    # Where it died: in step 2, before its rollouts were written, or with its checkpoint half written.
+    left = sorted(folder.name for folder in (out / "checkpoints").iterdir())
+    assert left == ["step-000001"] + ["step-000002.partial"] * (moment == "checkpoint")
+    assert (out / "rollouts" / "step-000002.jsonl.gz").exists() == (moment == "checkpoint")
+    train(load_settings(TrainSettings, out / "settings.yaml"), out, resume=True, progress=lambda line: None)
     expected, got = final_weights(undisturbed), final_weights(out)
     assert expected.keys() == got.keys()
     assert all(torch.equal(expected[name], got[name]) for name in expected)
@@ -86,7 +91,13 @@ def test_killed_and_resumed_equals_undisturbed_to_the_last_bit(settings, undistu
         ]
         first, second = ([json.loads(line)["generations"] for line in data.splitlines()] for data in pair)
         assert first == second
-    assert not list((out / "checkpoints").glob("*.partial"))
+    assert sorted(folder.name for folder in (out / "checkpoints").iterdir()) == ["step-000002", "step-000003"]
+    optimizers = [
+        torch.load(run / "checkpoints" / "step-000003" / "trainer_state.pt", weights_only=True)["optimizer"]["state"]
+        for run in (undisturbed, out)
+    ]
+    for number, state in optimizers[0].items():
+        assert all(torch.equal(value, optimizers[1][number][name]) for name, value in state.items())
 
 
 def test_training_moves_the_weights(settings, undisturbed):
@@ -163,7 +174,7 @@ def test_one_setting_switches_who_answers(settings, tmp_path, monkeypatch, respo
     run = train(wanted, tmp_path / "run", progress=lambda line: None)
     metrics = json.loads(run.metrics.read_text())
     assert (metrics["external_calls"] > 0) == (responder != "replay")
-    assert metrics["reward_rehearse"] == 0
+    assert metrics["reward_rehearse"] is None
     if responder != "simulator":
         assert metrics["reward"] == 1.0
 
@@ -183,6 +194,113 @@ def test_an_interrupt_finishes_the_step_and_saves(settings, tmp_path):
     assert process.wait(timeout=60) == 0, process.stderr.read()
     steps = (out / "metrics.jsonl").read_text().count("\n")
     assert (out / "checkpoints" / f"step-{steps:06d}" / "trainer_state.pt").is_file()
+    assert f"stopped after step {steps}; go on with: envace train --resume {out}" in (out / "log.txt").read_text()
+
+
+def test_a_second_interrupt_stops_at_once(settings, tmp_path, monkeypatch, capfd):
+    def twice(self, rows, kind):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("envace.engines.local.trainer.Trainer.step", twice)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        train(load_settings(TrainSettings, settings), tmp_path / "run", progress=lambda line: None)
+    assert "finishing the step, then saving; press Ctrl-C again to stop at once" in capfd.readouterr().err
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_step_says_how_it_went_and_where_its_time_went(undisturbed):
+    metrics = json.loads((undisturbed / "metrics.jsonl").read_text().splitlines()[0])
+    assert metrics["tokens_trained"] == metrics["tokens_sampled"] > 0
+    assert metrics["tokens_computed"] >= metrics["tokens_trained"]
+    assert sum(metrics["ends"].values()) == metrics["episodes"] == 8
+    parts = metrics["sampling_seconds"] + metrics["update_seconds"] + metrics["other_seconds"]
+    assert parts == pytest.approx(metrics["seconds"], abs=0.01)
+    assert {"mismatch_mean", "advantage_act_std", "groups_without_variance", "not_scored"} <= metrics.keys()
+    assert list((undisturbed / "tensorboard").iterdir())
+    assert "step 3/3: reward" in (undisturbed / "log.txt").read_text()
+
+
+def test_groups_without_variance_are_refilled_by_other_tasks(settings, tmp_path, monkeypatch):
+    """Tasks are all without variance: two rounds refill two groups each, and no task comes twice."""
+    wanted = load_settings(
+        TrainSettings, settings, ["steps=1", "refill_rounds=2", "algorithm.drop_no_variance=true", "tasks.count=5"]
+    )
+    solution_script(monkeypatch)  # every episode has reward 1
+    run = train(wanted, tmp_path / "run", progress=lambda line: None)
+    data = gzip.decompress((run.path / "rollouts" / "step-000001.jsonl.gz").read_bytes())
+    tried = [json.loads(line)["task_id"] for line in data.splitlines()]
+    assert len(tried) == 5 * 4  # 2 tasks, then 2, then the only one left
+    assert len(set(tried)) == 5
+    metrics = json.loads(run.metrics.read_text())
+    assert (metrics["groups_without_variance"], metrics["tokens_trained"]) == (5, 0)
+
+
+def test_each_epoch_is_a_permutation_that_depends_on_seed_and_epoch_alone(settings):
+    from envace.training.loop import load_tasks, tasks_of_step
+
+    wanted = load_settings(TrainSettings, settings, ["tasks_per_step=4"])  # 6 tasks: epochs end within steps
+    tasks = load_tasks(wanted.tasks)
+    order = [task.id for step in range(1, 7) for task in tasks_of_step(tasks, wanted, step)]
+    epochs = [order[start : start + 6] for start in range(0, 24, 6)]
+    assert all(sorted(epoch) == sorted(task.id for task in tasks) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) > 1
+    other = wanted.model_copy(update={"seed": 1})
+    assert [task.id for step in range(1, 7) for task in tasks_of_step(tasks, other, step)] != order
+
+
+def test_an_evaluation_missed_by_a_kill_is_made_up_for(settings, undisturbed, tmp_path):
+    import shutil
+
+    shutil.copytree(undisturbed, tmp_path / "run")
+    wanted = load_settings(TrainSettings, settings, ["evaluation={worlds: [orders], count: 2, probes: 1}"])
+    weights = final_weights(tmp_path / "run")
+    train(wanted, tmp_path / "run", resume=True, progress=lambda line: None)
+    result = json.loads((tmp_path / "run" / "evaluations" / "step-000003.json").read_text())
+    assert (result["step"], result["sampled"]["tasks"], result["rehearsed"]["calls"]) == (3, 2, 2)
+    assert all(torch.equal(value, weights[name]) for name, value in final_weights(tmp_path / "run").items())
+
+
+def test_a_disk_that_fills_up_loses_nothing(settings, tmp_path, monkeypatch):
+    """The third checkpoint meets a limit on file sizes; the run goes on from the second one later."""
+    wanted = load_settings(TrainSettings, settings)
+    out = tmp_path / "run"
+    write = RunFolder.write_checkpoint
+
+    def cramped(self, step, save, keep):
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000 if step == 3 else soft, hard))
+        try:
+            write(self, step, save, keep)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "write_checkpoint", cramped)
+        with pytest.raises(
+            UserError, match=r"step-000003\.partial: cannot be written: .*nothing written before is lost"
+        ):
+            train(wanted, out, progress=lambda line: None)
+    assert sorted(folder.name for folder in (out / "checkpoints").iterdir()) == ["step-000001", "step-000002"]
+    train(wanted, out, resume=True, progress=lambda line: None)
+    assert (out / "checkpoints" / "step-000003" / "model.safetensors").is_file()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_metrics_that_find_no_room_are_one_message(settings, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").symlink_to("/dev/full")
+    with pytest.raises(UserError, match=r"metrics\.jsonl: cannot be written: No space left on device"):
+        train(load_settings(TrainSettings, settings), tmp_path / "run", progress=lambda line: None)
+
+
+def test_a_tracker_that_is_not_installed_is_named(settings, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    wanted = load_settings(TrainSettings, settings, ["trackers=[wandb]"])
+    with pytest.raises(UserError, match="wandb is not installed"):
+        train(wanted, tmp_path / "run", progress=lambda line: None)
 
 
 def test_held_out_worlds_are_refused(settings, tmp_path):

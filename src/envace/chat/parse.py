@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from pydantic import ValidationError
 
 from envace.chat.text import clean
 from envace.chat.tools import ParseError
+from envace.errors import UserError
 from envace.types import Message, ToolCall
 
 INVALID_TOOL_CALL_FORMAT = "INVALID_TOOL_CALL_FORMAT"
@@ -21,7 +23,7 @@ JSON_DECODE_ERROR = "JSON_DECODE_ERROR"
 INVALID_EXECUTION_RESULT_TYPE = "INVALID_EXECUTION_RESULT_TYPE"
 
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
-_RESULT = re.compile(r"<execution_result>(.*?)</execution_result>", re.DOTALL)
+_DEPTH = 100  # of nesting; far more than a tool's data has, far less than serializers refuse
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,12 @@ class ParsedResponse:
 def parse_assistant(text: str, tokenizer: Any = None) -> ParsedAssistant:
     """The assistant message in ``text``: reasoning, content and tool calls.
 
-    Reads the Hermes/Qwen form, or the form that ``tokenizer`` declares in its ``response_schema``. One bad block makes the
-    whole message an error (code ``INVALID_TOOL_CALL_FORMAT``), as published.
+    Reads the Hermes/Qwen form, the form that ``tokenizer`` declares in its ``response_schema``, or Llama 3's bare JSON
+    where its template writes that. One bad block makes the whole message an error (code ``INVALID_TOOL_CALL_FORMAT``), as
+    published.
+
+    Raises:
+        UserError: the declared form needs a package that is not installed.
     """
     text = clean(text)
     if tokenizer is not None and getattr(tokenizer, "response_schema", None):
@@ -49,11 +55,15 @@ def parse_assistant(text: str, tokenizer: Any = None) -> ParsedAssistant:
     content = _CALL.sub("", body)
     if "<tool_call>" in content or "</tool_call>" in content:
         return _bad(text, "a tool_call tag without its partner")
+    blocks = _CALL.findall(body)
+    bare = content.strip().removeprefix("<|python_tag|>").lstrip()
+    if not blocks and re.match(r'\{\s*"(name|type)"', bare) and _writes_bare_calls(tokenizer):
+        content, blocks = "", [bare]
     calls = []
-    for block in _CALL.findall(body):
+    for block in blocks:
         try:
-            data = json.loads(block)
-        except (ValueError, RecursionError) as error:
+            data = read_json(block)
+        except ValueError as error:
             return _bad(text, f"the block is not JSON: {error}")
         call = _call(data)
         if isinstance(call, str):
@@ -65,11 +75,52 @@ def parse_assistant(text: str, tokenizer: Any = None) -> ParsedAssistant:
 
 
 def split_reasoning(text: str) -> tuple[str | None, str]:
-    """Thinking before ``</think>`` and what follows it. Some templates open the block in the prompt."""
-    head, mark, tail = text.rpartition("</think>")
-    if not mark:
-        return None, text
-    return head.removeprefix("\n").replace("<think>", "", 1).strip() or None, tail
+    """The thinking that ``text`` begins with, and what follows it.
+
+    Some templates open the block in the prompt, so ``</think>`` alone ends one. A block that is never closed holds all the
+    rest: what was only thought of is not done.
+    """
+    thoughts: list[str] = []
+    while text.lstrip().startswith("<think>") or (not thoughts and "</think>" in text):
+        thought, _, text = text.partition("</think>")
+        thoughts.append(thought.replace("<think>", "", 1).strip())
+    return "\n".join(filter(None, thoughts)) or None, text
+
+
+def read_json(text: str) -> Any:
+    """The JSON value in ``text``, such that it can be written again: finite numbers, clean strings, no endless nesting.
+
+    Raises:
+        ValueError: there is no such value.
+    """
+    try:
+        return _kept(json.loads(text, parse_constant=_refused), _DEPTH)
+    except RecursionError:
+        raise ValueError(f"nested more than {_DEPTH} deep") from None
+
+
+def _refused(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _kept(value: Any, depth: int) -> Any:
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("a number out of range")
+    if isinstance(value, list | dict) and not depth:
+        raise ValueError(f"nested more than {_DEPTH} deep")
+    if isinstance(value, list):
+        return [_kept(item, depth - 1) for item in value]
+    if isinstance(value, dict):
+        return {clean(key): _kept(item, depth - 1) for key, item in value.items()}
+    return value
+
+
+def _writes_bare_calls(tokenizer: Any) -> bool:
+    """Whether the template writes a call as a bare ``{"name": ..., "parameters": ...}``, as Llama 3.1's does."""
+    template = getattr(tokenizer, "chat_template", None)
+    return isinstance(template, str) and '"parameters": ' in template and "<tool_call>" not in template
 
 
 def _call(data: Any) -> ToolCall | str:
@@ -81,8 +132,8 @@ def _call(data: Any) -> ToolCall | str:
     arguments = data.get("arguments", data.get("parameters"))
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
+            arguments = read_json(arguments)
+        except ValueError:
             return "arguments are not JSON"
     if not isinstance(arguments, dict):
         return "a call without an arguments object"
@@ -95,10 +146,12 @@ def _call(data: Any) -> ToolCall | str:
 def _parse_declared(text: str, tokenizer: Any) -> ParsedAssistant:
     # transformers applies the declared regular expressions and JSON parsers; any failure of theirs is the text's.
     try:
-        parsed = tokenizer.parse_response(text)
+        parsed = _kept(tokenizer.parse_response(text), _DEPTH)
+    except ImportError as error:
+        raise UserError(f"the model's declared response form cannot be read: {error}") from None
     except Exception as error:
         return _bad(text, f"does not fit the declared response form: {error}")
-    if not isinstance(parsed, dict):
+    if not isinstance(parsed, dict) or not isinstance(parsed.get("tool_calls") or [], list):
         return _bad(text, "does not fit the declared response form")
     calls = []
     for item in parsed.get("tool_calls") or []:
@@ -128,14 +181,15 @@ def parse_execution_result(text: str) -> ParsedResponse:
     _, body = split_reasoning(clean(text))
     if not body.strip():
         return _no_response(EMPTY_RESPONSE, "nothing was generated")
-    blocks = _RESULT.findall(body)
-    if not blocks:
+    head, closed, _ = body.rpartition("</execution_result>")
+    _, opened, block = head.rpartition("<execution_result>")
+    if not (opened and closed):
         if "<execution_result>" in body or "</execution_result>" in body:
             return _no_response(EXECUTION_RESULT_TAG_MALFORMED, "an execution_result tag without its partner")
         return _no_response(NO_EXECUTION_RESULT_TAG_FOUND, "no execution_result block")
     try:
-        value = json.loads(blocks[-1])
-    except (ValueError, RecursionError) as error:
+        value = read_json(block)
+    except ValueError as error:
         return _no_response(JSON_DECODE_ERROR, f"the block is not JSON: {error}")
     if not isinstance(value, list) and not (isinstance(value, dict) and value):
         return _no_response(INVALID_EXECUTION_RESULT_TYPE, "neither an array nor an object that holds something")

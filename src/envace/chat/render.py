@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import jinja2
+
 from envace.chat.text import clean
+from envace.chat.tools import canonical_json
 from envace.errors import UserError
 from envace.types import Message, ToolCall, ToolSpec
 
 _log = logging.getLogger(__name__)
 
+# What the renderer tries a template with.
 _TOOL = ToolSpec(
     name="look_up_probe",
     description="Looks something up.",
@@ -26,18 +31,30 @@ _TOOL = ToolSpec(
         "required": ["key"],
     },
 )
+_VALUE = "probevalue"
+_GO = Message(role="user", content="go")
+_CALL = Message(role="assistant", tool_calls=(ToolCall(name=_TOOL.name, arguments={"key": _VALUE}),))
+_RESPONSE = Message(role="tool", content='{"value": "proberesponse"}', name=_TOOL.name)
+
+
+@dataclass(frozen=True)
+class _Form:
+    """How a template wants calls: most take arguments as an object, some as JSON text; some need content to be absent."""
+
+    arguments_text: bool = False
+    content_none: bool = False
 
 
 class ChatRenderer:
     """Renders conversations for one tokenizer.
 
     Attributes:
-        stop_ids: tokens that end a completion.
+        stop_ids: tokens that end a completion: what the template puts after one, the tokenizer's own end, and those given.
         append_only: whether appended conversations equal rendered ones (the prefix property).
-        supports_tools: whether the template shows tool schemas.
+        supports_tools: whether the template shows tools, calls and their responses.
 
     Raises:
-        UserError: the tokenizer has no chat template.
+        UserError: the tokenizer has no chat template, or one that renders no assistant message or nothing to stop at.
     """
 
     def __init__(self, tokenizer: Any, *, enable_thinking: bool | None = None, stop_ids: Sequence[int] = ()) -> None:
@@ -49,12 +66,21 @@ class ChatRenderer:
                 "chat_template.jinja into its folder"
             )
         self._options: dict[str, Any] = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
+        self._form = _Form()
+        forms = [_Form(text, none) for text in (False, True) for none in (False, True)]
+        shown = next((form for form in forms if self._shows_tools(form)), None)
+        self.supports_tools = shown is not None
+        self._form = shown or _Form()
         self._ends = self._end_of_turn_ids()
         eos = (
             [tokenizer.eos_token_id] if isinstance(tokenizer.eos_token_id, int) else list(tokenizer.eos_token_id or [])
         )
         self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys([*self._ends, *eos, *stop_ids]))
-        self.supports_tools = self._shows_tools()
+        if not self.stop_ids:
+            raise UserError(
+                f"model {self._name!r} has no token that ends a message: set eos_token in its tokenizer_config.json"
+            )
+        self._parallel = self.supports_tools and self._takes_parallel_calls()
         self.append_only = self._is_append_only()
         if not self.append_only:
             _log.warning(
@@ -71,8 +97,8 @@ class ChatRenderer:
         """
         if tools and not self.supports_tools:
             raise UserError(
-                f"model {self._name!r}: its chat template ignores tools, so it would never see them; use a model whose "
-                "template renders tools, or add a chat_template.jinja that does"
+                f"model {self._name!r}: its chat template ignores tools, calls or their responses, so it would never see "
+                "them; use a model whose template renders tools, or add a chat_template.jinja that does"
             )
         return ChatContext(self, tuple(messages), tuple(tools))
 
@@ -84,13 +110,15 @@ class ChatRenderer:
         ids = list(ids)
         while ids and ids[-1] in self.stop_ids:
             ids.pop()
-        return str(self.tokenizer.decode(ids, skip_special_tokens=False))
+        # Some tokenizers tidy spaces before punctuation by default, which would change the arguments of calls.
+        text = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return str(text)
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, prompt: bool) -> str:
         """The conversation as text; with ``prompt`` it ends where the assistant's next message begins."""
         return str(
             self.tokenizer.apply_chat_template(
-                [_as_template(message) for message in messages],
+                _as_template(messages, self._form),
                 tools=[tool.to_openai() for tool in tools] or None,
                 add_generation_prompt=prompt,
                 tokenize=False,
@@ -100,7 +128,7 @@ class ChatRenderer:
 
     def completion_ids(self, message: Message) -> tuple[int, ...]:
         """The ids a perfect sampler would produce for ``message``, end-of-turn token included (for supervised rows)."""
-        asked = [Message(role="user", content="go")]
+        asked = [_GO]
         before, after = self.render(asked, prompt=True), self.render([*asked, message], prompt=False)
         if not after.startswith(before):
             # Templates that open a thinking block in the prompt do not put it before a finished message.
@@ -109,13 +137,32 @@ class ChatRenderer:
                 raise UserError(
                     f"model {self._name!r}: its chat template cannot render an assistant message to learn from"
                 )
-        ids = self.encode(after[len(before) :])
+        # Encoded in its place: some tokenizers put a space before what they encode alone.
+        head, ids = self.encode(before), self.encode(after)
+        ids = ids[len(head) :] if ids[: len(head)] == head else self.encode(after[len(before) :])
         ends = [position for position, token in enumerate(ids) if token in self._ends]
         return ids[: ends[-1] + 1] if ends else (*ids, self.stop_ids[0])
 
+    def first_ids(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> tuple[int, ...]:
+        """The prompt that a conversation starts with.
+
+        Raises:
+            UserError: the template refuses it (no system role, roles that must alternate ...).
+        """
+        try:
+            return self.encode(self.render(messages, tools, prompt=True))
+        except jinja2.TemplateError as error:
+            roles = ", ".join(message.role for message in messages)
+            raise UserError(
+                f"model {self._name!r}: its chat template refuses a conversation of {roles}: {error}; use another model, "
+                "or add a chat_template.jinja that takes it"
+            ) from None
+
     def appended_ids(self, last: Message, messages: Sequence[Message]) -> tuple[int, ...]:
         """The ids between the end of ``last`` (an assistant message) and the next completion."""
-        base = [Message(role="user", content="go"), last]
+        if not self._parallel:  # the template would refuse the others; what it puts for the responses is the same
+            last = last.model_copy(update={"tool_calls": last.tool_calls[:1]})
+        base = [_GO, last]
         before, after = self.render(base, prompt=False), self.render([*base, *messages], prompt=True)
         ids, end = self.encode(after), 0
         sofar = self.encode(before)
@@ -133,49 +180,87 @@ class ChatRenderer:
         return full[len(bare) : full.index(mark)]
 
     def _end_of_turn_ids(self) -> tuple[int, ...]:
-        """Special tokens that the template puts after an assistant's text."""
-        mark = "mark"
-        text = self.render([Message(role="user", content="go"), Message(role="assistant", content=mark)], prompt=False)
+        """The token that the template puts after an assistant's text, and the one after its calls where that differs."""
         special = set(self.tokenizer.all_special_ids) | set(self.tokenizer.added_tokens_decoder)
-        tail = self.encode(text[text.rindex(mark) + len(mark) :])
-        return tuple(token for token in tail if token in special)[:1]
 
-    def _shows_tools(self) -> bool:
+        def after(message: Message, mark: str) -> list[int]:
+            text = self.render([_GO, message], prompt=False)
+            return [token for token in self.encode(text[text.rindex(mark) + len(mark) :]) if token in special]
+
         try:
-            return _TOOL.name in self.render([Message(role="user", content="go")], [_TOOL], prompt=True)
+            ends = after(Message(role="assistant", content=_VALUE), _VALUE)[:1]
+        except (jinja2.TemplateError, TypeError, ValueError) as error:
+            raise UserError(f"model {self._name!r}: its chat template renders no assistant message: {error}") from None
+        if self.supports_tools:
+            tail = after(_CALL, _VALUE)
+            if not set(ends) & set(tail):
+                ends += tail[-1:]
+        return tuple(ends)
+
+    def _shows_tools(self, form: _Form) -> bool:
+        """Whether the template, given calls in ``form``, shows a tool, a call and a response."""
+        self._form = form
+        try:
+            tools = self.render([_GO], [_TOOL], prompt=True)
+            called = self.render([_GO, _CALL, _RESPONSE], [_TOOL], prompt=True)
         except Exception:  # a template may refuse by any error of its own
             return False
+        arguments = _CALL.tool_calls[0].arguments
+        distorted = (str(arguments), canonical_json(canonical_json(arguments)))  # written by Python; quoted twice
+        return (
+            _TOOL.name in tools
+            and "proberesponse" in called  # the word alone: some templates quote a response once more
+            and _VALUE in called
+            and called.count(_TOOL.name) > tools.count(_TOOL.name)
+            and not any(text in called for text in distorted)
+        )
+
+    def _takes_parallel_calls(self) -> bool:
+        both = _CALL.model_copy(update={"tool_calls": _CALL.tool_calls * 2})
+        try:
+            self.render([_GO, both, _RESPONSE, _RESPONSE], [_TOOL], prompt=True)
+        except Exception:  # a template may refuse by any error of its own
+            return False
+        return True
 
     def _is_append_only(self) -> bool:
+        """Whether conversations of every kind used here, grown message by message, equal their rendering."""
         if not self._ends:
             return False
-        call = ToolCall(name=_TOOL.name, arguments={"key": "a"}, id="call00001")
-        thought = "Let me think."
-        tools = [_TOOL] if self.supports_tools else []
-        with_tools = [
-            Message(role="assistant", reasoning=thought, tool_calls=(call,)),
-            Message(role="tool", content='{"value": 1}', name=call.name, tool_call_id=call.id),
-        ]
-        stages = [
-            *(with_tools if tools else []),
-            Message(role="assistant", content="It is 1.", reasoning=thought),
-            Message(role="user", content="And now?"),
-            Message(role="assistant", content="Still 1.", reasoning=thought),
-            Message(role="user", content="Thanks."),
-        ]
-        messages = [Message(role="user", content="What is a?")]
+        first = [Message(role="system", content="Be brief."), Message(role="user", content="What is a?")]
+        calls = _CALL.tool_calls * (2 if self._parallel else 1)
         try:
-            ids = self.encode(self.render(messages, tools, prompt=True))
-            for message in stages:
-                if message.role == "assistant":
-                    ids += self._completion_in_place(messages, tools, message)
-                else:
-                    ids += self.appended_ids(messages[-1], [message])
-                messages.append(message)
-                if message.role != "assistant" and ids != self.encode(self.render(messages, tools, prompt=True)):
+            for thought in (None, "Let me think."):
+                text = [
+                    [Message(role="assistant", content="It is 1.", reasoning=thought)],
+                    [Message(role="user", content="And now?")],
+                ]
+                tools = [
+                    [Message(role="assistant", reasoning=thought, tool_calls=calls)],
+                    [_RESPONSE] * len(calls),
+                    [Message(role="assistant", content="Again.", reasoning=thought, tool_calls=_CALL.tool_calls)],
+                    [_RESPONSE],
+                ]
+                if not self._grows(first, [*text, *text], ()):
+                    return False
+                if self.supports_tools and not self._grows(first, [*tools, *text, *tools, *text], [_TOOL]):
                     return False
         except Exception:  # a template may refuse by any error of its own; then nothing may be assumed of it
             return False
+        return True
+
+    def _grows(self, first: Sequence[Message], stages: Sequence[Sequence[Message]], tools: Sequence[ToolSpec]) -> bool:
+        """Whether appending ``stages`` to ``first`` gives what rendering them together gives, before every completion."""
+        messages = [*first]
+        ids = self.encode(self.render(messages, tools, prompt=True))
+        for new in stages:
+            if new[0].role == "assistant":
+                ids += self._completion_in_place(messages, tools, new[0])
+            else:
+                ids += self.appended_ids(messages[-1], new)
+            messages += new
+            if new[0].role != "assistant" and ids != self.encode(self.render(messages, tools, prompt=True)):
+                return False
         return True
 
     def _completion_in_place(
@@ -202,8 +287,14 @@ class ChatContext:
         self._new: list[Message] = []
 
     def prompt_ids(self) -> tuple[int, ...]:
-        """What to sample the next assistant message from."""
-        if not self._renderer.append_only or self._last is None:
+        """What to sample the next assistant message from.
+
+        Raises:
+            UserError: the template refuses the conversation's first messages.
+        """
+        if self._last is None:
+            self._ids = self._renderer.first_ids(self._messages, self._tools)
+        elif not self._renderer.append_only:
             self._ids = self._renderer.encode(self._renderer.render(self._messages, self._tools, prompt=True))
         elif self._new:
             self._ids += self._renderer.appended_ids(self._last, self._new)
@@ -222,22 +313,32 @@ class ChatContext:
         self._new += messages
 
 
-def _as_template(message: Message) -> dict[str, Any]:
-    """The dictionary chat templates read; arguments stay an object, as the templates of the field expect."""
-    data: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.reasoning:
-        data["reasoning_content"] = message.reasoning
-    if message.tool_calls:
-        data["tool_calls"] = [
-            {
-                "id": call.id or "call00000",
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for call in message.tool_calls
-        ]
-    if message.role == "tool":
-        data["tool_call_id"] = message.tool_call_id or "call00000"
-        if message.name:
-            data["name"] = message.name
-    return data
+def _as_template(messages: Sequence[Message], form: _Form) -> list[dict[str, Any]]:
+    """The dictionaries chat templates read. Calls without an id get one by position, and so do their responses."""
+    shown: list[dict[str, Any]] = []
+    waiting: list[tuple[str, str]] = []
+    for message in messages:
+        data: dict[str, Any] = {"role": message.role, "content": message.content}
+        if message.reasoning:
+            data["reasoning_content"] = message.reasoning
+        if message.tool_calls:
+            waiting = [(call.id or f"call{place:05d}", call.name) for place, call in enumerate(message.tool_calls)]
+            data["content"] = message.content or (None if form.content_none else "")
+            data["tool_calls"] = [
+                {
+                    "id": identity,
+                    "type": "function",
+                    "function": {
+                        "name": call.name,
+                        "arguments": canonical_json(call.arguments) if form.arguments_text else call.arguments,
+                    },
+                }
+                for call, (identity, _) in zip(message.tool_calls, waiting, strict=True)
+            ]
+        if message.role == "tool":
+            identity, name = waiting.pop(0) if waiting else ("call00000", "")
+            data["tool_call_id"] = message.tool_call_id or identity
+            if message.name or name:
+                data["name"] = message.name or name
+        shown.append(data)
+    return shown

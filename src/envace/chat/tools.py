@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import jsonschema
+import referencing.exceptions
 from jsonschema.protocols import Validator
+from referencing.jsonschema import EMPTY_REGISTRY
 
 from envace.errors import UserError
 from envace.types import Frozen, ToolCall, ToolSpec
@@ -46,7 +48,7 @@ _validators: dict[str, Validator] = {}
 
 
 def validator(schema: dict[str, Any], owner: str) -> Validator:
-    """A validator for ``schema``, kept for the next time.
+    """A validator for ``schema``, kept for the next time. It fetches nothing: references must lie in the schema itself.
 
     Raises:
         UserError: ``schema`` is not a JSON Schema; the message names ``owner``.
@@ -59,19 +61,25 @@ def validator(schema: dict[str, Any], owner: str) -> Validator:
         except jsonschema.SchemaError as error:
             where = "/".join(str(part) for part in error.absolute_path) or "the schema"
             raise UserError(f"{owner}: not a JSON Schema: {where}: {error.message}") from None
-        _validators[key] = kind(schema)
+        _validators[key] = kind(schema, registry=EMPTY_REGISTRY)
     return _validators[key]
 
 
 def check_call(call: ToolCall, tools: Sequence[ToolSpec]) -> ParseError | None:
-    """Whether ``call`` names one of ``tools`` with arguments that its schema allows; ``None`` if it does."""
+    """Whether ``call`` names one of ``tools`` with arguments that its schema allows; ``None`` if it does.
+
+    Raises:
+        UserError: the tool's schema cannot be applied.
+    """
     spec = next((tool for tool in tools if tool.name == call.name), None)
     if spec is None:
         names = ", ".join(tool.name for tool in tools) or "none"
         return ParseError(code=TOOL_NOT_AVAILABLE, message=f"no tool {call.name!r}; available: {names}")
-    error = jsonschema.exceptions.best_match(
-        validator(spec.parameters, f"tool {spec.name!r}").iter_errors(call.arguments)
-    )
+    owner = f"tool {spec.name!r}"
+    try:
+        error = jsonschema.exceptions.best_match(validator(spec.parameters, owner).iter_errors(call.arguments))
+    except (referencing.exceptions.Unresolvable, RecursionError) as fault:
+        raise UserError(f"{owner}: its schema cannot be applied, mend its $ref: {fault}") from None
     if error is None:
         return None
     where = "/".join(str(part) for part in error.absolute_path)
@@ -90,8 +98,15 @@ def is_error_tool_call(response: Any) -> bool:
 def signature(tool: ToolSpec) -> str:
     """One line a model can read at little cost: ``cancel(order_id: string, reason: late|damaged, note?: string)``."""
     required = tool.parameters.get("required", [])
-    parts = []
-    for name, schema in tool.parameters.get("properties", {}).items():
-        kind = "|".join(map(str, schema["enum"])) if "enum" in schema else str(schema.get("type", "any"))
-        parts.append(f"{name}{'' if name in required else '?'}: {kind}")
+    properties = tool.parameters.get("properties", {})
+    parts = [f"{name}{'' if name in required else '?'}: {_kind(schema)}" for name, schema in properties.items()]
     return f"{tool.name}({', '.join(parts)})"
+
+
+def _kind(schema: Any) -> str:
+    if not isinstance(schema, dict):  # a schema may also be true or false
+        return "any"
+    if "enum" in schema:
+        return "|".join(value if isinstance(value, str) else canonical_json(value) for value in schema["enum"])
+    kind = schema.get("type", "any")
+    return kind if isinstance(kind, str) else "|".join(kind)

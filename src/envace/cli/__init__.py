@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import typer
+from pydantic import ValidationError
 
 from envace.cli import evaluate, sft, tasks, train, worlds
 from envace.errors import UserError
@@ -29,6 +30,11 @@ def main() -> None:
         app()
     except UserError as error:
         print(f"envace: {error}", file=sys.stderr)
+        sys.exit(2)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join([error.title, *map(str, first["loc"])])
+        print(f"envace: {where}: {first['msg'].removeprefix('Value error, ')}", file=sys.stderr)
         sys.exit(2)
     except OSError as error:
         # A full disk, a read-only folder, a file that is no folder: whole files only are written, so nothing is lost.

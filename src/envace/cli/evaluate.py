@@ -2,53 +2,100 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from envace.errors import UserError
+
+if TYPE_CHECKING:
+    from envace.evaluation.evaluate import Share
+
 
 def evaluate(
-    model: Annotated[str, typer.Argument(help="A Hugging Face model folder.")],
-    worlds: Annotated[
-        str, typer.Option(help="Built-in worlds, separated by commas.")
-    ] = "orders,bank,calendar,library,desk",
-    count: Annotated[int, typer.Option(min=1, help="Tasks a world.")] = 24,
-    temperature: Annotated[float, typer.Option(min=0, help="Of acting; 0 is greedy.")] = 1.0,
-    rehearse_temperature: Annotated[float, typer.Option(min=0, help="Of rehearsing.")] = 1.0,
-    prompt: Annotated[str, typer.Option(help="Rehearse prompt: full, brief or a folder.")] = "full",
-    max_tokens: Annotated[int, typer.Option(min=1, help="Of one generation.")] = 1024,
+    model: Annotated[str, typer.Argument(help="A model folder, or a run: its newest checkpoint and its settings.")],
+    worlds: Annotated[str | None, typer.Option(help="Built-in worlds, separated by commas; all if not given.")] = None,
+    tasks: Annotated[int, typer.Option(min=1, help="Test tasks a world.")] = 24,
+    samples: Annotated[int, typer.Option(min=1, help="Episodes a task at the temperature; greedily always one.")] = 1,
+    probes: Annotated[int, typer.Option(min=1, help="Rehearsed calls a task to compare with the world.")] = 4,
+    temperature: Annotated[float | None, typer.Option(min=0, help="Of acting. [1.0, or the run's]")] = None,
+    rehearse_temperature: Annotated[
+        float | None, typer.Option(min=0, help="Of rehearsing. [1.0, or the run's]")
+    ] = None,
+    prompt: Annotated[
+        str | None, typer.Option(help="Rehearse prompt: full, brief or a folder. [full, or the run's]")
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Of one generation. [1024, or the run's]")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     seed: Annotated[int, typer.Option()] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")] = False,
 ) -> None:
-    """Measures a policy in the real worlds, and how often its rehearsed responses equal theirs, on test tasks."""
+    """Measures a policy in the real worlds, and how often its rehearsed responses equal theirs, on test tasks.
+
+    Example: envace eval runs/tiny --worlds orders,hotel --tasks 48
+    """
     import asyncio
-    import json
 
     from envace.chat.render import ChatRenderer
+    from envace.config import RehearseSettings, TrainSettings, load_settings
     from envace.engines.local.engine import LocalEngine, LocalEngineSettings
     from envace.episode import Limits
-    from envace.evaluation.evaluate import fidelity, real_success
-    from envace.responders.rehearsal import RoleSampling
+    from envace.evaluation.evaluate import EvaluationPlan
+    from envace.evaluation.evaluate import evaluate as measure
+    from envace.roles.generate import RoleSampling
     from envace.roles.rehearse import RehearsePrompt
+    from envace.training.checkpoint import SETTINGS, newest_checkpoint
+    from envace.worlds import REGISTRY
     from envace.worlds.tasks import build_tasks
 
-    tasks = [task for world in worlds.split(",") for task in build_tasks(world, count, seed, "test")]
-    engine = LocalEngine(model, LocalEngineSettings())
-    renderer = ChatRenderer(engine.tokenizer)
-    act = RoleSampling(temperature=temperature, max_tokens=max_tokens)
-    rehearse = RoleSampling(temperature=rehearse_temperature, max_tokens=max_tokens)
-
-    async def measure() -> tuple[dict[str, Any], dict[str, Any]]:
-        real = await real_success(engine.sampler, renderer, tasks, act, Limits(), seed)
-        return real, await fidelity(engine.sampler, renderer, tasks, RehearsePrompt(prompt), rehearse, seed)
-
-    real, rehearsed = asyncio.run(measure())
+    act = rehearse = RoleSampling(max_tokens=1024)
+    asked, limits, engine = RehearseSettings(), Limits(), LocalEngineSettings(device=device)
+    held = Path(model) / SETTINGS
+    if held.is_file():
+        run = load_settings(TrainSettings, held)
+        act = run.act_sampling.model_copy(update={"temperature": run.evaluation.temperature})
+        rehearse, asked, limits = run.rehearse_sampling, run.rehearse, run.limits
+        # Checkpoints hold whole models, adapters merged.
+        engine = run.engine.model_copy(update={"lora": None, "device": device})
+        model = str(newest_checkpoint(Path(model)))
+    chosen = [name.strip() for name in worlds.split(",")] if worlds is not None else list(REGISTRY)
+    if unknown := [name for name in chosen if name not in REGISTRY]:
+        raise UserError(f"--worlds: no built-in world {unknown[0]!r}; there are {', '.join(REGISTRY)}")
+    length = {} if max_tokens is None else {"max_tokens": max_tokens}
+    plan = EvaluationPlan(
+        act=act.model_copy(update=length | ({} if temperature is None else {"temperature": temperature})),
+        rehearse=rehearse.model_copy(
+            update=length | ({} if rehearse_temperature is None else {"temperature": rehearse_temperature})
+        ),
+        prompt=RehearsePrompt(prompt or asked.prompt, references=asked.references),
+        limits=limits,
+        samples=samples,
+        probes=probes,
+        seed=seed,
+    )
+    policy = LocalEngine(model, engine)
+    built = [task for name in chosen for task in build_tasks(name, tasks, seed, "test")]
+    result = asyncio.run(measure(policy.sampler, ChatRenderer(policy.tokenizer), built, plan))
     if as_json:
-        typer.echo(json.dumps({"real": real, "rehearsed": rehearsed}, indent=1))
+        typer.echo(result.model_dump_json(indent=1))
         return
-    for title, result, share in (("real success", real, "success"), ("rehearsed = real", rehearsed, "fidelity")):
-        low, high = result["interval"]
-        typer.echo(f"{title}: {result[share]:.3f}  (95 % interval {low:.3f} to {high:.3f})")
-        for key, value in result["by"].items():
-            typer.echo(f"  {key}: {value:.3f}")
-    typer.echo(f"external calls: {real['external_calls']}; episodes ended: {real['ends']}")
+    for title, one in (("sampled", result.sampled), ("greedy", result.greedy)):
+        typer.echo(_headline(f"real success, {title}", one.success, one.interval, f"{one.episodes} episodes"))
+        typer.echo(_parts(one.by))
+        typer.echo(f"  episodes ended: {', '.join(f'{end} {count}' for end, count in one.ends.items())}")
+    for title, two in (("sampled", result.rehearsed), ("greedy", result.rehearsed_greedy)):
+        counts = f"{two.calls} calls, {two.malformed} malformed"
+        typer.echo(_headline(f"rehearsed = real, {title}", two.fidelity, two.interval, counts))
+        typer.echo(_parts(two.by))
+    typer.echo(f"external calls: {result.external_calls}")
+
+
+def _headline(title: str, value: float, interval: tuple[float, float], counts: str) -> str:
+    return f"{title}: {value:.3f}  (95 % interval {interval[0]:.3f} to {interval[1]:.3f}, {counts})"
+
+
+def _parts(by: dict[str, Share]) -> str:
+    return "\n".join(
+        f"  {key}: {part.share:.3f}  ({part.low:.3f} to {part.high:.3f}, {part.count})" for key, part in by.items()
+    )

@@ -29,7 +29,7 @@ def try_world(
         list[str] | None, typer.Option(help='A call to make, for example: find_customer {"name": "Ada"}')
     ] = None,
 ) -> None:
-    """Calls a world's tools by hand: with --call, or one call a line at the prompt (an empty line ends)."""
+    """Calls a world's tools by hand: with --call, or one call a line on standard input (an empty line ends)."""
     import json
 
     from envace.chat.tools import canonical_json, signature
@@ -60,8 +60,10 @@ def try_world(
         return
     typer.echo("\n".join(signature(tool) for tool in world.tools))
     typer.echo(canonical_json(task.world.state))
-    while text := typer.prompt("call", default="", show_default=False):
+    for line in typer.get_text_stream("stdin"):
+        if not line.strip():
+            break
         try:
-            typer.echo(answer(text))
+            typer.echo(answer(line.strip()))
         except UserError as error:
             typer.echo(str(error))

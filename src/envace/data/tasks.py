@@ -57,14 +57,23 @@ def read_tasks(path: Path) -> Iterator[Task]:
 
 
 def write_tasks(path: Path, tasks: Iterable[Task]) -> int:
-    """Writes tasks, one a line, and returns how many."""
-    count = 0
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with gzip.open(path, "wt", encoding="utf-8") if path.suffix == ".gz" else path.open("w", encoding="utf-8") as file:
-        for task in tasks:
-            file.write(task.model_dump_json() + "\n")
-            count += 1
-    return count
+    """Writes tasks, one a line, and returns how many. They are made first: a fault in making them costs no older file.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    lines = [task.model_dump_json() + "\n" for task in tasks]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with (
+            gzip.open(path, "wt", encoding="utf-8")
+            if path.suffix == ".gz"
+            else path.open("w", encoding="utf-8") as file
+        ):
+            file.writelines(lines)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
+    return len(lines)
 
 
 def task_schema() -> dict[str, Any]:

@@ -1,26 +1,219 @@
-"""Success in the real worlds and fidelity of rehearsed responses, on tasks that are never trained on."""
+"""Success in the real worlds and fidelity of rehearsed responses, on tasks that are never trained on.
+
+It sees a sampler and a renderer, never an engine or a run: what is measured here is not part of training.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Sequence
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from math import sqrt
-from typing import Any
 
 from envace.chat.parse import parse_execution_result
 from envace.chat.render import ChatRenderer
-from envace.chat.tools import canonical_json, same_json
+from envace.chat.tools import same_json
 from envace.engines.base import Sampler
 from envace.episode import EpisodeRunner, Limits
 from envace.responders.environment import EnvironmentResponder
-from envace.responders.rehearsal import RoleSampling
 from envace.rewards.scorer import RuleScorer
+from envace.roles.generate import RoleSampling
 from envace.roles.rehearse import RehearsePrompt, rehearse_message
 from envace.seeds import derive_seed
-from envace.types import Message, Task
+from envace.types import Frozen, Message, Reference, Task
+from envace.worlds import HELD_OUT
 from envace.worlds.demonstrator import probe_calls
 from envace.worlds.environment import WorldEnvironment
+
+BOOTSTRAP_DRAWS = 1000
+
+
+class Share(Frozen):
+    """How many of ``count`` were right, with a 95 % interval."""
+
+    share: float
+    low: float
+    high: float
+    count: int
+
+
+class Success(Frozen):
+    """Final-state success of episodes executed in their worlds."""
+
+    success: float
+    interval: tuple[float, float]
+    tasks: int
+    episodes: int
+    not_scored: int
+    by: dict[str, Share]
+    """``world:NAME``, ``family:NAME``, and ``held_out`` and ``in_training``: worlds that are never or may be trained on."""
+    ends: dict[str, int]
+    external_calls: int
+
+
+class Fidelity(Frozen):
+    """Rehearsed responses that equal the real world's."""
+
+    fidelity: float
+    interval: tuple[float, float]
+    calls: int
+    malformed: int
+    """Responses that could not be parsed; they count as wrong."""
+    by: dict[str, Share]
+    """``tool:NAME``, ``world:NAME``, ``answers`` and ``errors`` (what the world said), ``held_out`` and ``in_training``."""
+
+
+class EvaluationResult(Frozen):
+    sampled: Success
+    greedy: Success
+    rehearsed: Fidelity
+    rehearsed_greedy: Fidelity
+    external_calls: int
+    """Calls executed in worlds for this evaluation, the probes' true answers included."""
+
+
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """How a policy is measured: ``act`` and ``rehearse`` are sampled so, and greedily besides."""
+
+    act: RoleSampling
+    rehearse: RoleSampling
+    prompt: RehearsePrompt
+    limits: Limits
+    samples: int = 1
+    """Episodes a task at the temperature of ``act``; greedily always one."""
+    probes: int = 4
+    """Probe calls a task."""
+    seed: int = 0
+
+
+async def evaluate(
+    sampler: Sampler, renderer: ChatRenderer, tasks: Sequence[Task], plan: EvaluationPlan
+) -> EvaluationResult:
+    """Both measures, each at the plan's temperature and greedily.
+
+    Raises:
+        UserError: a task without a built-in world.
+    """
+    act, rehearse = (of.model_copy(update={"temperature": 0.0}) for of in (plan.act, plan.rehearse))
+    probes = [probe_calls(task, plan.seed, plan.probes) for task in tasks]
+    sampled = await real_success(sampler, renderer, tasks, plan.act, plan.limits, plan.seed, plan.samples)
+    greedy = await real_success(sampler, renderer, tasks, act, plan.limits, plan.seed)
+    return EvaluationResult(
+        sampled=sampled,
+        greedy=greedy,
+        rehearsed=await fidelity(sampler, renderer, tasks, probes, plan.prompt, plan.rehearse, plan.seed),
+        rehearsed_greedy=await fidelity(sampler, renderer, tasks, probes, plan.prompt, rehearse, plan.seed),
+        external_calls=sampled.external_calls + greedy.external_calls + sum(map(len, probes)),
+    )
+
+
+async def real_success(
+    sampler: Sampler,
+    renderer: ChatRenderer,
+    tasks: Sequence[Task],
+    sampling: RoleSampling,
+    limits: Limits,
+    seed: int,
+    samples: int = 1,
+) -> Success:
+    """``samples`` episodes a task, executed in its world."""
+    runner = EpisodeRunner(
+        sampler, renderer, EnvironmentResponder(WorldEnvironment), RuleScorer(), act=sampling, limits=limits
+    )
+    groups = await asyncio.gather(*(runner.run_group(task, samples, derive_seed("evaluation", seed)) for task in tasks))
+    episodes = [episode for group in groups for episode in group.episodes]
+    tallies: dict[str, list[list[bool]]] = defaultdict(list)
+    for group in groups:
+        own = [episode.success for episode in group.episodes if episode.success is not None]
+        for key in ("all", *_kinds(group.task), f"family:{group.task.metadata.get('family', 'none')}"):
+            tallies[key].append(own)
+    overall = share(tallies.pop("all", []))
+    return Success(
+        success=overall.share,
+        interval=(overall.low, overall.high),
+        tasks=len(tasks),
+        episodes=len(episodes),
+        not_scored=len(episodes) - overall.count,
+        by={key: share(own) for key, own in sorted(tallies.items())},
+        ends=dict(sorted(Counter(episode.end.value for episode in episodes).items())),
+        external_calls=sum(episode.external_calls for episode in episodes),
+    )
+
+
+async def fidelity(
+    sampler: Sampler,
+    renderer: ChatRenderer,
+    tasks: Sequence[Task],
+    probes: Sequence[Sequence[Reference]],
+    prompt: RehearsePrompt,
+    sampling: RoleSampling,
+    seed: int,
+) -> Fidelity:
+    """The share of rehearsed responses that equal the real world's to each task's probe calls.
+
+    Each probe is asked after the world's own answers to the probes before it, so one wrong answer spoils no other.
+    """
+
+    async def one(task: Task, made: Sequence[Reference]) -> list[tuple[bool, bool]]:
+        specs = {tool.name: tool for tool in task.tools}
+        context = renderer.start([prompt.system(task.tools, task.references)])
+        said: list[Message] = list(task.messages)
+        results = []
+        for number, probe in enumerate(made):
+            context.add_messages([prompt.pending(said, probe.call, specs.get(probe.call.name))])
+            own = derive_seed("fidelity", seed, task.id, number)
+            sample = await sampler.sample(context.prompt_ids(), sampling.params(own, renderer.stop_ids))
+            parsed = parse_execution_result(renderer.decode(sample.completion_ids))
+            results.append((parsed.error is None, parsed.error is None and same_json(parsed.response, probe.response)))
+            truth = rehearse_message(probe.response)
+            context.add_completion(renderer.completion_ids(truth), truth)
+            said = []
+        return results
+
+    answers = await asyncio.gather(*(one(task, made) for task, made in zip(tasks, probes, strict=True)))
+    tallies: dict[str, list[list[bool]]] = defaultdict(list)
+    for task, made, results in zip(tasks, probes, answers, strict=True):
+        own: dict[str, list[bool]] = defaultdict(list)
+        for probe, (_, right) in zip(made, results, strict=True):
+            refused = isinstance(probe.response, dict) and "error" in probe.response
+            for key in ("all", *_kinds(task), f"tool:{probe.call.name}", "errors" if refused else "answers"):
+                own[key].append(right)
+        for key, values in own.items():
+            tallies[key].append(values)
+    overall = share(tallies.pop("all", []))
+    return Fidelity(
+        fidelity=overall.share,
+        interval=(overall.low, overall.high),
+        calls=overall.count,
+        malformed=sum(not parsed for results in answers for parsed, _ in results),
+        by={key: share(values) for key, values in sorted(tallies.items())},
+    )
+
+
+def _kinds(task: Task) -> tuple[str, str]:
+    name = task.world.name if task.world is not None else "none"
+    return f"world:{name}", "held_out" if name in HELD_OUT else "in_training"
+
+
+def share(outcomes: Iterable[Sequence[bool]]) -> Share:
+    """Share of the right ones; ``outcomes`` is a sequence a task, since one task's outcomes are not independent.
+
+    The interval is Wilson's where each task has one outcome, and otherwise that of a bootstrap over tasks. Where all
+    outcomes agree a bootstrap sees no spread, and Wilson's over as many trials as tasks is taken.
+    """
+    tasks = [own for own in outcomes if own]
+    right, count = sum(map(sum, tasks)), sum(map(len, tasks))
+    if count == 0:
+        return Share(share=0.0, low=0.0, high=1.0, count=0)
+    mean = right / count
+    if len(tasks) == count or right in (0, count):
+        low, high = wilson(round(mean * len(tasks)), len(tasks))
+    else:
+        low, high = bootstrap(tasks)
+    return Share(share=mean, low=low, high=high, count=count)
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float]:
@@ -30,82 +223,18 @@ def wilson(successes: int, trials: int) -> tuple[float, float]:
     p, z = successes / trials, 1.959964
     middle = p + z * z / (2 * trials)
     spread = z * sqrt(p * (1 - p) / trials + z * z / (4 * trials * trials))
-    return (middle - spread) / (1 + z * z / trials), (middle + spread) / (1 + z * z / trials)
+    low, high = (middle - spread) / (1 + z * z / trials), (middle + spread) / (1 + z * z / trials)
+    return max(0.0, low), min(1.0, high)
 
 
-async def real_success(
-    sampler: Sampler, renderer: ChatRenderer, tasks: Sequence[Task], sampling: RoleSampling, limits: Limits, seed: int
-) -> dict[str, Any]:
-    """One episode a task, executed in its world: shares of final-state success, overall, by world and by family."""
-    runner = EpisodeRunner(
-        sampler, renderer, EnvironmentResponder(WorldEnvironment), RuleScorer(), act=sampling, limits=limits
-    )
-    episodes = await asyncio.gather(*(runner.run(task, 0, derive_seed("evaluation", seed, task.id)) for task in tasks))
-    tallies: dict[str, list[bool]] = defaultdict(list)
-    for task, episode in zip(tasks, episodes, strict=True):
-        if episode.success is None:
-            continue
-        for key in ("all", f"world:{task.metadata['domain']}", f"family:{task.metadata['family']}"):
-            tallies[key].append(episode.success)
-    ends: dict[str, int] = defaultdict(int)
-    for episode in episodes:
-        ends[episode.end.value] += 1
-    won = tallies["all"]
-    return {
-        "success": sum(won) / max(1, len(won)),
-        "interval": wilson(sum(won), len(won)),
-        "tasks": len(tasks),
-        "not_scored": len(tasks) - len(won),
-        "by": {key: sum(values) / len(values) for key, values in sorted(tallies.items()) if key != "all"},
-        "ends": dict(sorted(ends.items())),
-        "external_calls": sum(episode.external_calls for episode in episodes),
-    }
-
-
-async def fidelity(
-    sampler: Sampler,
-    renderer: ChatRenderer,
-    tasks: Sequence[Task],
-    prompt: RehearsePrompt,
-    sampling: RoleSampling,
-    seed: int,
-) -> dict[str, Any]:
-    """The share of rehearsed responses that equal the real world's, on probe calls; by tool and for errors apart.
-
-    Each probe is asked after the world's own answers to the probes before it, so one wrong answer spoils no other.
-    """
-
-    async def one(task: Task) -> list[tuple[str, bool, bool]]:
-        specs = {tool.name: tool for tool in task.tools}
-        context = renderer.start([prompt.system(task.tools, task.references)])
-        said: list[Message] = list(task.messages)
-        results = []
-        for number, made in enumerate(probe_calls(task, seed)):
-            context.add_messages([prompt.pending(said, made.call, specs[made.call.name])])
-            own = derive_seed("fidelity", seed, task.id, number)
-            sample = await sampler.sample(context.prompt_ids(), sampling.params(own, renderer.stop_ids))
-            parsed = parse_execution_result(renderer.decode(sample.completion_ids))
-            right = parsed.error is None and same_json(parsed.response, made.response)
-            results.append((made.call.name, "error" in made.response, right))
-            truth = rehearse_message(made.response)
-            context.add_completion(renderer.completion_ids(truth), truth)
-            said = []
-        return results
-
-    results = [result for task in await asyncio.gather(*map(one, tasks)) for result in task]
-    tallies: dict[str, list[bool]] = defaultdict(list)
-    for tool, is_error, right in results:
-        for key in ("all", f"tool:{tool}", "errors" if is_error else "answers"):
-            tallies[key].append(right)
-    matched = tallies["all"]
-    return {
-        "fidelity": sum(matched) / max(1, len(matched)),
-        "interval": wilson(sum(matched), len(matched)),
-        "calls": len(matched),
-        "by": {key: sum(values) / len(values) for key, values in sorted(tallies.items()) if key != "all"},
-    }
-
-
-def summary(result: dict[str, Any]) -> str:
-    """One line for a terminal."""
-    return canonical_json({key: value for key, value in result.items() if not isinstance(value, dict)})
+def bootstrap(tasks: Sequence[Sequence[bool]]) -> tuple[float, float]:
+    """95 % percentile interval of the pooled share, resampling whole tasks (a cluster bootstrap; draws are seeded)."""
+    rng = random.Random(derive_seed("bootstrap"))
+    pairs = [(sum(own), len(own)) for own in tasks]
+    means = []
+    for _ in range(BOOTSTRAP_DRAWS):
+        drawn = rng.choices(pairs, k=len(pairs))
+        means.append(sum(right for right, _ in drawn) / sum(count for _, count in drawn))
+    means.sort()
+    edge = round(0.025 * BOOTSTRAP_DRAWS)
+    return means[edge], means[-1 - edge]

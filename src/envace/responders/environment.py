@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from envace.environments.base import Environment
 from envace.responders.base import Response
+from envace.roles.generate import TokenLimits
 from envace.types import Message, Task, ToolCall
 
 
@@ -17,7 +18,7 @@ class EnvironmentResponder:
     def __init__(self, make: Callable[[Task], Environment]) -> None:
         self._make = make
 
-    async def open(self, task: Task) -> EnvironmentSession:
+    async def open(self, task: Task, limits: TokenLimits) -> EnvironmentSession:
         return EnvironmentSession(self._make(task))
 
 

@@ -10,22 +10,15 @@ from collections.abc import Sequence
 from envace.chat.parse import parse_execution_result
 from envace.chat.render import ChatRenderer
 from envace.chat.tools import error_tool_call, is_error_tool_call
-from envace.engines.base import Sampler, SamplingParams
+from envace.engines.base import Sampler
 from envace.responders.base import Response
+from envace.roles.generate import RoleSampling, TokenLimits, generate
 from envace.roles.rehearse import RehearsePrompt
-from envace.types import Frozen, Generation, Message, Role, Task, ToolCall
+from envace.types import Message, Role, Task, ToolCall
 
+__all__ = ["RehearsalResponder", "RehearsalSession", "RoleSampling"]
 
-class RoleSampling(Frozen):
-    """How a role's completions are drawn."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    max_tokens: int = 8000
-
-    def params(self, seed: int, stop_ids: tuple[int, ...]) -> SamplingParams:
-        return SamplingParams(self.max_tokens, self.temperature, self.top_p, self.top_k, seed, stop_ids)
+TRUNCATED = "TRUNCATED"
 
 
 class RehearsalResponder:
@@ -48,52 +41,60 @@ class RehearsalResponder:
         self.sampler, self.renderer, self.prompt, self.sampling = sampler, renderer, prompt, sampling
         self.simulator = simulator
 
-    async def open(self, task: Task) -> RehearsalSession:
-        return RehearsalSession(self, task)
+    async def open(self, task: Task, limits: TokenLimits) -> RehearsalSession:
+        return RehearsalSession(self, task, limits)
 
 
 class RehearsalSession:
     """The Rehearse conversation of one episode; it grows with every call."""
 
-    def __init__(self, responder: RehearsalResponder, task: Task) -> None:
-        self._responder = responder
+    def __init__(self, responder: RehearsalResponder, task: Task, limits: TokenLimits) -> None:
+        self._responder, self._limits = responder, limits
         self._specs = {tool.name: tool for tool in task.tools}
-        system = responder.prompt.system(task.tools, task.references)
-        self._context = responder.renderer.start([system])
+        self._context = responder.renderer.start([responder.prompt.system(task.tools, task.references)])
         self._seen = 0
 
     async def respond(self, call: ToolCall, messages: Sequence[Message], turn: int, seed: int) -> Response:
         of = self._responder
-        pending = of.prompt.pending(messages[self._seen :], call, self._specs.get(call.name))
+        self._context.add_messages([of.prompt.pending(messages[self._seen :], call, self._specs.get(call.name))])
         self._seen = len(messages)
-        self._context.add_messages([pending])
-        prompt_ids = self._context.prompt_ids()
-        sample = await of.sampler.sample(prompt_ids, of.sampling.params(seed, of.renderer.stop_ids))
-        text = of.renderer.decode(sample.completion_ids)
-        self._context.add_completion(sample.completion_ids, Message(role="assistant", content=text))
-        generation = Generation(
+        generation = await generate(
+            of.sampler,
+            of.renderer,
+            self._context,
             role=Role.REHEARSE,
             turn=turn,
-            prompt_ids=prompt_ids,
-            completion_ids=sample.completion_ids,
-            logprobs=sample.logprobs,
-            stop_reason=sample.stop_reason,
-            temperature=of.sampling.temperature,
-            policy_version=sample.policy_version,
+            sampling=of.sampling,
+            limits=self._limits,
+            seed=seed,
         )
-        row = None if of.simulator else generation
-        parsed = parse_execution_result(text)
-        if parsed.error is not None:
-            content = error_tool_call(parsed.error.code, parsed.error.message)
-            return Response(content, parsed.error.code, malformed=True, generation=row, external=of.simulator)
-        error = None
-        if is_error_tool_call(parsed.response):
-            inner = parsed.response["error_tool_call"]
-            error = str(inner.get("code", "ERROR")) if isinstance(inner, dict) else "ERROR"
-        return Response(parsed.response, error, generation=row, external=of.simulator)
+        text = of.renderer.decode(generation.completion_ids)
+        self._context.add_completion(generation.completion_ids, Message(role="assistant", content=text))
+        content, error, malformed = _read(text, generation.stop_reason == "length")
+        return Response(
+            content,
+            error,
+            malformed,
+            generation=None if of.simulator else generation,
+            sampled=True,
+            external=of.simulator,
+        )
 
     def success(self, replies: Sequence[str]) -> bool | None:
         return None
 
     async def close(self) -> None:
         return None
+
+
+def _read(text: str, cut: bool) -> tuple[object, str | None, bool]:
+    """Content, error code and whether it is malformed, of a completion that was ``cut`` at its limit or not."""
+    parsed = parse_execution_result(text)
+    if parsed.error is not None:
+        return error_tool_call(parsed.error.code, parsed.error.message), parsed.error.code, True
+    if cut:  # a conversation cannot go on from a message that never ended
+        return error_tool_call(TRUNCATED, "the response was cut at its token limit"), TRUNCATED, True
+    if is_error_tool_call(parsed.response):
+        inner = parsed.response["error_tool_call"]
+        return parsed.response, str(inner.get("code", "ERROR")) if isinstance(inner, dict) else "ERROR", False
+    return parsed.response, None, False

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from envace.chat.tools import error_tool_call, same_json
 from envace.responders.base import Response
+from envace.roles.generate import TokenLimits
 from envace.types import Message, Task, ToolCall
 
 REPLAY_MISS = "REPLAY_MISS"
@@ -14,7 +15,7 @@ REPLAY_MISS = "REPLAY_MISS"
 class ReplayResponder:
     name = "replay"
 
-    async def open(self, task: Task) -> ReplaySession:
+    async def open(self, task: Task, limits: TokenLimits) -> ReplaySession:
         return ReplaySession(task)
 
 

@@ -4,99 +4,136 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import os
+import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from envace.errors import UserError
 from envace.types import Group
 
+SETTINGS = "settings.yaml"
+
 
 class RunFolder:
     """The files of one run.
 
-    ``settings.json``, ``metrics.jsonl`` (a line a step), ``rollouts/step-N.jsonl.gz`` (every episode),
-    ``checkpoints/step-N/`` (a Hugging Face model folder that also holds the optimizer), ``evaluations/step-N.json``.
+    ``settings.yaml``, ``metrics.jsonl`` (a line a step), ``rollouts/step-N.jsonl.gz`` (every episode),
+    ``checkpoints/step-N/`` (a Hugging Face model folder that also holds the optimizer), ``evaluations/step-N.json``,
+    ``tensorboard/`` and ``log.txt``. Every writing method raises ``UserError`` where the disk refuses; what was written
+    before stays whole.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.metrics = path / "metrics.jsonl"
+        self.log = path / "log.txt"
+        self.tensorboard = path / "tensorboard"
         for name in ("rollouts", "checkpoints", "evaluations"):
-            (path / name).mkdir(parents=True, exist_ok=True)
+            with _writing(path / name):
+                (path / name).mkdir(parents=True, exist_ok=True)
 
-    def write_step(self, step: int, groups: Iterable[Group], metrics: dict[str, Any]) -> None:
-        """A step's episodes, then its line of metrics: a line is there only once the episodes are."""
+    def write_rollouts(self, step: int, groups: Iterable[Group]) -> None:
         lines = (episode.model_dump_json() for group in groups for episode in group.episodes)
         data = gzip.compress("".join(line + "\n" for line in lines).encode(), compresslevel=3, mtime=0)
         _whole_file(self.path / "rollouts" / f"{_name(step)}.jsonl.gz", data)
-        with self.metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(metrics) + "\n")
+
+    def write_metrics(self, metrics: Mapping[str, Any]) -> None:
+        """Appends a step's line. It comes after the step's rollouts, so a line is there only once the episodes are."""
+        with _writing(self.metrics), self.metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(_finite(metrics), allow_nan=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
 
-    def write_evaluation(self, step: int, result: dict[str, Any]) -> None:
-        _whole_file(self.path / "evaluations" / f"{_name(step)}.json", json.dumps(result, indent=1).encode())
+    def write_evaluation(self, step: int, result: Mapping[str, Any]) -> None:
+        _whole_file(self.evaluation(step), json.dumps(_finite(result), indent=1, allow_nan=False).encode())
+
+    def evaluation(self, step: int) -> Path:
+        return self.path / "evaluations" / f"{_name(step)}.json"
 
     def write_checkpoint(self, step: int, save: Callable[[Path], None], keep: int) -> None:
         """Saves into a folder of another name and renames it when it is whole; keeps the newest ``keep``."""
-        folder = self.path / "checkpoints" / _name(step)
+        folder = self.checkpoint(step)
         partial = folder.with_suffix(".partial")
         shutil.rmtree(partial, ignore_errors=True)
-        save(partial)
-        for file in partial.rglob("*"):
-            if file.is_file():
-                with file.open("rb") as opened:
-                    os.fsync(opened.fileno())
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.rename(folder)
+        try:
+            with _writing(partial, RuntimeError, *_safetensors_errors()):
+                save(partial)
+                for path in [*partial.rglob("*"), partial]:
+                    _sync(path)
+                shutil.rmtree(folder, ignore_errors=True)
+                partial.rename(folder)
+                _sync(folder.parent)
+        except UserError:
+            # The space goes back at once; the newest whole checkpoint is still there.
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
         for old in self.checkpoints()[:-keep]:
-            shutil.rmtree(self.path / "checkpoints" / _name(old))
+            shutil.rmtree(self.checkpoint(old), ignore_errors=True)
+
+    def has_results(self) -> bool:
+        folders = ("rollouts", "evaluations", "checkpoints")
+        return self.metrics.is_file() or any(any((self.path / name).iterdir()) for name in folders)
 
     def checkpoints(self) -> list[int]:
         """Steps after which there is a whole checkpoint, in order."""
-        folders = (self.path / "checkpoints").iterdir()
-        return sorted(int(folder.name.removeprefix("step-")) for folder in folders if not folder.suffix)
+        found = (re.fullmatch(r"step-(\d+)", folder.name) for folder in (self.path / "checkpoints").iterdir())
+        return sorted(int(match[1]) for match in found if match)
 
     def checkpoint(self, step: int) -> Path:
         return self.path / "checkpoints" / _name(step)
 
     def forget_after(self, step: int) -> None:
-        """Drops metrics, rollouts and evaluations of steps after ``step``, and half-written checkpoints."""
-        lines = self.metrics.read_text(encoding="utf-8").splitlines() if self.metrics.is_file() else []
+        """Drops metrics, rollouts and evaluations of steps after ``step``, and everything half-written."""
+        lines = self.metrics.read_bytes().splitlines() if self.metrics.is_file() else []
         kept = []
         for line in lines:
             try:
                 if json.loads(line)["step"] <= step:
-                    kept.append(line + "\n")
+                    kept.append(line + b"\n")
             except ValueError:
                 break  # the line a kill cut off
-        _whole_file(self.metrics, "".join(kept).encode())
-        for folder in ("rollouts", "evaluations"):
-            for file in (self.path / folder).iterdir():
-                if file.name.startswith("step-") and int(file.name[5:11]) > step:
-                    file.unlink()
-        for partial in (self.path / "checkpoints").glob("*.partial"):
-            shutil.rmtree(partial)
+        _whole_file(self.metrics, b"".join(kept))
+        for folder in ("rollouts", "evaluations", "checkpoints"):
+            for path in (self.path / folder).iterdir():
+                match = re.match(r"step-(\d+)", path.name)
+                if match and (int(match[1]) > step or path.suffix == ".partial"):
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def open_run(path: Path, settings: str, resume: bool) -> RunFolder:
-    """A new run's folder, or an earlier one's.
+    """A new run's folder, with ``settings`` (YAML) in it, or an earlier one's.
 
     Raises:
-        UserError: a new run would write into an old one's folder, or there is nothing to resume.
+        UserError: a new run would write into an old one's folder, there is nothing to resume, or nothing can be written.
     """
-    held = path / "settings.json"
+    held = path / SETTINGS
     if resume and not held.is_file():
-        raise UserError(f"{path}: not a run folder (no settings.json), so there is nothing to resume")
-    if not resume and held.is_file():
-        raise UserError(f"{path}: there is a run in it already; resume it, or choose another folder")
-    path.mkdir(parents=True, exist_ok=True)
+        raise UserError(f"{path}: not a run folder (no {SETTINGS}), so there is nothing to resume")
+    run = RunFolder(path)
+    # One that ended before its first result, by a wrong model's name for instance, is no run yet.
+    if not resume and held.is_file() and run.has_results():
+        raise UserError(f"{path}: there is a run in it already; go on with --resume {path}, or choose another folder")
     if not resume:
         _whole_file(held, settings.encode())
-    return RunFolder(path)
+    return run
+
+
+def newest_checkpoint(path: Path) -> Path:
+    """The newest whole checkpoint of the run in ``path``.
+
+    Raises:
+        UserError: it has none yet.
+    """
+    run = RunFolder(path)
+    steps = run.checkpoints()
+    if not steps:
+        raise UserError(f"{path}: the run has no checkpoint yet")
+    return run.checkpoint(steps[-1])
 
 
 def _name(step: int) -> str:
@@ -105,8 +142,53 @@ def _name(step: int) -> str:
 
 def _whole_file(path: Path, data: bytes) -> None:
     partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.rename(path)
+    with _writing(path):
+        try:
+            with partial.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.rename(path)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
+        _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    """Content of a file, or names in a folder, on the disk and not only in its cache."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _writing(path: Path, *kinds: type[Exception]) -> Iterator[None]:
+    """An ``OSError`` (full disk, read-only folder), or what a serializer makes of one, becomes one message with the path."""
+    refusals: tuple[type[Exception], ...] = (OSError, *kinds)
+    try:
+        yield
+    except refusals as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error).partition("\n")[0]
+        raise UserError(
+            f"{path}: cannot be written: {reason}; free the disk or mend the folder's rights, nothing written before is lost"
+        ) from error
+
+
+def _safetensors_errors() -> tuple[type[Exception], ...]:
+    from safetensors import SafetensorError
+
+    return (SafetensorError,)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity; a number that is none is ``null``."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return value

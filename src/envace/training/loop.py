@@ -7,35 +7,39 @@ every draw is seeded by what it is for, so a run resumed from a checkpoint equal
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import random
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from envace.algorithms.rolewise_grpo import build_rows, has_variance
 from envace.chat.render import ChatRenderer
-from envace.config import TaskSettings, TrainSettings
+from envace.config import TaskSettings, TrainSettings, dump_settings
 from envace.data.tasks import read_tasks
+from envace.engines.base import Sampler
 from envace.engines.local.engine import LocalEngine
 from envace.episode import EpisodeRunner
 from envace.errors import UserError
-from envace.evaluation.evaluate import fidelity, real_success
-from envace.responders.base import Responder
-from envace.responders.environment import EnvironmentResponder
-from envace.responders.rehearsal import RehearsalResponder
-from envace.responders.replay import ReplayResponder
+from envace.evaluation.evaluate import EvaluationPlan, evaluate
+from envace.responders import make_responder
 from envace.rewards.scorer import RuleScorer, require_scorable
 from envace.roles.rehearse import RehearsePrompt
 from envace.seeds import derive_seed
 from envace.training.checkpoint import RunFolder, open_run
-from envace.types import EndReason, Group, Role, Task
+from envace.training.metrics import Trackers, advantage_metrics, step_metrics
+from envace.types import Group, Task
 from envace.worlds import HELD_OUT
 from envace.worlds.tasks import build_tasks
 
 Progress = Callable[[str], None]
+OnStep = Callable[[int, dict[str, Any]], None]
+
+_log = logging.getLogger(__name__)
 
 
 def load_tasks(settings: TaskSettings) -> list[Task]:
@@ -62,35 +66,41 @@ def load_tasks(settings: TaskSettings) -> list[Task]:
     return tasks
 
 
-def make_responder(settings: TrainSettings, engine: LocalEngine, renderer: ChatRenderer) -> Responder:
-    """Who answers calls in training; the one setting in which the four ways differ."""
-    prompt = RehearsePrompt(settings.rehearse.prompt, references=settings.rehearse.references)
-    match settings.responder:
-        case "rehearsal":
-            return RehearsalResponder(engine.sampler, renderer, prompt, settings.rehearse_sampling)
-        case "simulator":
-            second = LocalEngine(settings.simulator_model or settings.model, settings.engine)
-            own = ChatRenderer(second.tokenizer)
-            return RehearsalResponder(second.sampler, own, prompt, settings.rehearse_sampling, simulator=True)
-        case "environment":
-            # Imported here alone: a run by rehearsal never loads a world's code to execute.
-            from envace.worlds.environment import WorldEnvironment
+def train(
+    settings: TrainSettings, out: Path, resume: bool = False, progress: Progress = print, on_step: OnStep | None = None
+) -> RunFolder:
+    """Trains, and returns the run's folder. The first Ctrl-C ends it after the step, with a checkpoint; a second at once.
 
-            return EnvironmentResponder(WorldEnvironment)
-        case "replay":
-            return ReplayResponder()
-
-
-def train(settings: TrainSettings, out: Path, resume: bool = False, progress: Progress = print) -> RunFolder:
-    """Trains, and returns the run's folder. The first Ctrl-C ends it after the step, with a checkpoint.
+    Args:
+        progress: is told, a line at a time, what happens; the same lines go to the run's ``log.txt``.
+        on_step: is called with each step and its metrics once they are on disk.
 
     Raises:
-        UserError: settings, tasks or model that cannot be trained on.
+        UserError: settings, tasks or model that cannot be trained on, or a disk that cannot be written to.
     """
     tasks = load_tasks(settings.tasks)
     require_scorable(tasks)
-    run = open_run(out, settings.model_dump_json(indent=1), resume)
-    algorithm = settings.algorithm
+    run = open_run(out, dump_settings(settings), resume)
+    with _logged(run), _stop_after_step() as stop:
+        _steps(settings, tasks, run, resume, stop, progress, on_step)
+    return run
+
+
+def _steps(
+    settings: TrainSettings,
+    tasks: Sequence[Task],
+    run: RunFolder,
+    resume: bool,
+    stop: Callable[[], bool],
+    progress: Progress,
+    on_step: OnStep | None,
+) -> None:
+    algorithm, every = settings.algorithm, settings.evaluation.every
+
+    def say(line: str) -> None:
+        progress(line)
+        _log.info(line)
+
     engine = LocalEngine(
         settings.model, settings.engine, clip_low=algorithm.clip_low, clip_high=algorithm.clip_high, kl=algorithm.kl
     )
@@ -100,46 +110,68 @@ def train(settings: TrainSettings, out: Path, resume: bool = False, progress: Pr
         run.forget_after(done)
         if done:
             engine.load(run.checkpoint(done))
-        progress(f"resuming after step {done}")
-    if done == 0:
-        _evaluate(settings, engine, renderer, run, 0, progress)
+        say(f"resuming after step {done}")
+
+    def evaluate_if_due(step: int) -> None:
+        due = step in (0, settings.steps) or (every and step % every == 0)
+        if settings.evaluation.worlds and due and not run.evaluation(step).is_file():
+            _evaluate(settings, engine, renderer, run, step, say)
+
+    evaluate_if_due(done)  # a run may have been stopped between its checkpoint and its evaluation
+
+    def second_model() -> tuple[Sampler, ChatRenderer]:
+        second = LocalEngine(settings.simulator_model or settings.model, settings.engine)
+        return second.sampler, ChatRenderer(second.tokenizer)
+
+    prompt = RehearsePrompt(settings.rehearse.prompt, references=settings.rehearse.references)
+    sampling, model = settings.rehearse_sampling, engine.sampler
     runner = EpisodeRunner(
-        engine.sampler,
+        model,
         renderer,
-        make_responder(settings, engine, renderer),
+        make_responder(settings.responder, model, renderer, prompt, sampling, simulator=second_model),
         RuleScorer(settings.reward),
         act=settings.act_sampling,
         limits=settings.limits,
     )
     started = time.monotonic()
-    with _stop_after_step() as stop:
+    with closing(
+        Trackers(run.tensorboard, settings.trackers, run.path.name, settings.model_dump(mode="json"), first=done + 1)
+    ) as trackers:
         for step in range(done + 1, settings.steps + 1):
-            began = time.monotonic()
-            chosen = tasks_of_step(tasks, settings, step)
-            groups = asyncio.run(_sample(runner, chosen, settings, step))
+            began, prefilled = time.monotonic(), engine.sampler.stats.prefill_tokens
+            groups = asyncio.run(_sample(runner, tasks, settings, step))
             sampled = time.monotonic()
             rows, metrics = build_rows(groups, algorithm)
+            ready = time.monotonic()
             metrics |= engine.update(rows).metrics
-            metrics |= step_metrics(groups) | {
-                "step": step,
+            updated = time.monotonic()
+            run.write_rollouts(step, groups)
+            seconds = time.monotonic() - began
+            record: dict[str, Any] = {"step": step, **step_metrics(groups), **metrics, **advantage_metrics(rows)}
+            record |= {
+                "tokens_prefilled": engine.sampler.stats.prefill_tokens - prefilled,
+                "tokens_per_second": record["tokens_sampled"] / (sampled - began),
                 "sampling_seconds": sampled - began,
-                "seconds": time.monotonic() - began,
+                "update_seconds": updated - ready,
+                "other_seconds": seconds - (sampled - began) - (updated - ready),
+                "seconds": seconds,
             }
-            run.write_step(step, groups, metrics)
+            run.write_metrics(record)
+            trackers.log(step, record)
             left = (time.monotonic() - started) / (step - done) * (settings.steps - step)
-            progress(
-                f"step {step}/{settings.steps}: reward {metrics['reward']:.3f}, responses valid "
-                f"{metrics['response_validity']:.2f}, {metrics['seconds']:.1f} s, {left:.0f} s to go"
-            )
-            last = step == settings.steps or stop()
-            if last or step % settings.checkpoint_every == 0:
+            say(f"step {step}/{settings.steps}: {_line(record)}; {seconds:.1f} s, {left:.0f} s to go")
+            if on_step is not None:
+                on_step(step, record)
+            saved = stop() or step == settings.steps or step % settings.checkpoint_every == 0
+            if saved:
                 run.write_checkpoint(step, engine.save, settings.keep_checkpoints)
-            every = settings.evaluation.every
-            if step == settings.steps or (every and step % every == 0):
-                _evaluate(settings, engine, renderer, run, step, progress)
-            if last:
+            if not stop():
+                evaluate_if_due(step)
+            if stop():
+                if not saved:  # the interrupt came during the evaluation
+                    run.write_checkpoint(step, engine.save, settings.keep_checkpoints)
+                say(f"stopped after step {step}; go on with: envace train --resume {run.path}")
                 break
-    return run
 
 
 def tasks_of_step(tasks: Sequence[Task], settings: TrainSettings, step: int) -> list[Task]:
@@ -154,74 +186,85 @@ def tasks_of_step(tasks: Sequence[Task], settings: TrainSettings, step: int) -> 
     return chosen
 
 
-def step_metrics(groups: Sequence[Group]) -> dict[str, Any]:
-    """What a step's episodes say, without an engine."""
-    episodes = [episode for group in groups for episode in group.episodes]
-    scored = [episode.reward for episode in episodes if episode.reward is not None]
-    generations = [generation for episode in episodes for generation in episode.generations]
-    calls = [record for episode in episodes for record in episode.calls]
-    malformed = sum(episode.end is EndReason.RESPONSE_ERROR for episode in episodes)
-    by_role = {
-        role: [episode for episode in episodes if any(g.role is role for g in episode.generations)] for role in Role
-    }
-    return {
-        "episodes": len(episodes),
-        "not_scored": len(episodes) - len(scored),
-        "reward": sum(scored) / max(1, len(scored)),
-        **{
-            f"reward_{role.value}": sum(e.reward or 0.0 for e in own if e.scored) / max(1, sum(e.scored for e in own))
-            for role, own in by_role.items()
-        },
-        "groups_with_variance": sum(map(has_variance, groups)),
-        "response_validity": 1 - malformed / max(1, len(calls)),
-        "external_calls": sum(episode.external_calls for episode in episodes),
-        "tokens_sampled": sum(len(generation.completion_ids) for generation in generations),
-        "ends": {
-            reason.value: count for reason in EndReason if (count := sum(episode.end is reason for episode in episodes))
-        },
-    }
-
-
 async def _sample(runner: EpisodeRunner, tasks: Sequence[Task], settings: TrainSettings, step: int) -> list[Group]:
+    """The step's groups; in each refill round, as many groups of tasks not tried yet as had no variance so far."""
     seed = derive_seed("step", settings.seed, step)
-    return await asyncio.gather(
-        *(runner.run_group(task, settings.group_size, derive_seed(seed, slot)) for slot, task in enumerate(tasks))
+    chosen = tasks_of_step(tasks, settings, step)
+    groups = await _groups(runner, chosen, settings.group_size, seed)
+    tried = {task.id for task in chosen}
+    for number in range(1, settings.refill_rounds + 1):
+        missing = settings.tasks_per_step - sum(map(has_variance, groups))
+        fresh = [task for task in tasks if task.id not in tried]
+        if missing <= 0 or not fresh:
+            break
+        rng = random.Random(derive_seed("refill", settings.seed, step, number))
+        chosen = rng.sample(fresh, min(missing, len(fresh)))
+        tried |= {task.id for task in chosen}
+        groups += await _groups(runner, chosen, settings.group_size, derive_seed(seed, "refill", number))
+    return groups
+
+
+async def _groups(runner: EpisodeRunner, tasks: Sequence[Task], size: int, seed: int) -> list[Group]:
+    return list(
+        await asyncio.gather(
+            *(runner.run_group(task, size, derive_seed(seed, slot)) for slot, task in enumerate(tasks))
+        )
     )
 
 
 def _evaluate(
-    settings: TrainSettings, engine: LocalEngine, renderer: ChatRenderer, run: RunFolder, step: int, progress: Progress
+    settings: TrainSettings, engine: LocalEngine, renderer: ChatRenderer, run: RunFolder, step: int, say: Progress
 ) -> None:
     wanted = settings.evaluation
-    if not wanted.worlds:
-        return
+    began = time.monotonic()
     tasks = [task for world in wanted.worlds for task in build_tasks(world, wanted.count, wanted.seed, "test")]
-    act = settings.act_sampling.model_copy(update={"temperature": wanted.temperature})
-    prompt = RehearsePrompt(settings.rehearse.prompt, references=settings.rehearse.references)
-
-    async def measure() -> dict[str, Any]:
-        return {
-            "step": step,
-            "sampled": await real_success(engine.sampler, renderer, tasks, act, settings.limits, wanted.seed),
-            "greedy": await real_success(
-                engine.sampler,
-                renderer,
-                tasks,
-                act.model_copy(update={"temperature": 0.0}),
-                settings.limits,
-                wanted.seed,
-            ),
-            "rehearsed": await fidelity(
-                engine.sampler, renderer, tasks, prompt, settings.rehearse_sampling, wanted.seed
-            ),
-        }
-
-    result = asyncio.run(measure())
-    run.write_evaluation(step, result)
-    progress(
-        f"evaluation after step {step}: real success {result['sampled']['success']:.3f} sampled, "
-        f"{result['greedy']['success']:.3f} greedy; rehearsed = real {result['rehearsed']['fidelity']:.3f}"
+    plan = EvaluationPlan(
+        act=settings.act_sampling.model_copy(update={"temperature": wanted.temperature}),
+        rehearse=settings.rehearse_sampling,
+        prompt=RehearsePrompt(settings.rehearse.prompt, references=settings.rehearse.references),
+        limits=settings.limits,
+        samples=wanted.samples,
+        probes=wanted.probes,
+        seed=wanted.seed,
     )
+    result = asyncio.run(evaluate(engine.sampler, renderer, tasks, plan))
+    seconds = time.monotonic() - began
+    run.write_evaluation(step, {"step": step, **result.model_dump(), "seconds": seconds})
+    say(
+        f"evaluation after step {step}: real success {result.sampled.success:.3f} sampled, "
+        f"{result.greedy.success:.3f} greedy; rehearsed = real {result.rehearsed.fidelity:.3f} sampled, "
+        f"{result.rehearsed_greedy.fidelity:.3f} greedy; {seconds:.1f} s"
+    )
+
+
+def _line(record: dict[str, Any]) -> str:
+    """A step in a few words; what there was none of is a dash."""
+
+    def shown(name: str) -> str:
+        return "-" if record[name] is None else f"{record[name]:.3f}"
+
+    return (
+        f"reward {shown('reward')} (act {shown('reward_act')}, rehearse {shown('reward_rehearse')}), "
+        f"responses valid {shown('response_validity')}, {record['not_scored']} not scored, "
+        f"{record['external_calls']} external calls, {record['tokens_per_second']:.0f} tokens/s"
+    )
+
+
+@contextmanager
+def _logged(run: RunFolder) -> Iterator[None]:
+    """What the package logs goes to the run's ``log.txt`` too, for as long as the run lasts."""
+    package = logging.getLogger("envace")
+    handler = logging.FileHandler(run.log, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    level = package.level
+    package.addHandler(handler)
+    package.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        package.removeHandler(handler)
+        package.setLevel(level)
+        handler.close()
 
 
 @contextmanager
@@ -234,6 +277,8 @@ def _stop_after_step() -> Iterator[Callable[[], bool]]:
         if asked:
             raise KeyboardInterrupt
         asked = True
+        # Not by print: the interrupt may have come in the middle of one, and a stream cannot be entered twice.
+        os.write(2, b"finishing the step, then saving; press Ctrl-C again to stop at once\n")
 
     previous = signal.signal(signal.SIGINT, ask)
     try:

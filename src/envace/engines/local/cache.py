@@ -32,6 +32,46 @@ class _View(DynamicLayer):  # type: ignore[misc]
         return self._batch.end - self._batch.start
 
 
+class _Prefilled(DynamicLayer):  # type: ignore[misc]
+    """One layer's buffers for a prefill: the reused columns lie there already, the new ones are written behind them."""
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, reused: int) -> None:
+        super().__init__()
+        self.keys, self.values, self._filled, self.is_initialized = keys, values, reused, True
+
+    def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        self.keys[:, :, self._filled :] = key_states
+        self.values[:, :, self._filled :] = value_states
+        self._filled = self.keys.shape[2]
+        return self.keys, self.values
+
+    def get_seq_length(self) -> int:
+        return self._filled
+
+
+def prefilled(
+    found: Sequence[Sequence[tuple[torch.Tensor, torch.Tensor]]], past: Sequence[int], new: int
+) -> DynamicCache:
+    """A cache for one pass over ``new`` more tokens of several rows.
+
+    Row i starts with the first ``past[i]`` tokens of ``found[i]`` (per layer keys and values of shape
+    [heads, length, dim]), aligned at the right with the other rows' and zero to the left of them.
+    """
+    cache, width = DynamicCache(), max(past)
+    if not width:
+        return cache
+    layers = []
+    for layer, pair in enumerate(next(row for row, kept in zip(found, past, strict=True) if kept)):
+        buffers = [part.new_zeros(len(past), part.shape[0], width + new, part.shape[2]) for part in pair]
+        for row, kept in enumerate(past):
+            if kept:
+                for buffer, part in zip(buffers, found[row][layer], strict=True):
+                    buffer[row, :, width - kept : width] = part[:, :kept]
+        layers.append(_Prefilled(buffers[0], buffers[1], width))
+    cache.layers = layers
+    return cache
+
+
 class RowCache:
     """Rows of different lengths, aligned at their right edge, so that pads lie only on the left.
 
@@ -137,49 +177,74 @@ class _Entry:
 class PrefixCache:
     """Keys and values of past token sequences, found by their longest common prefix in blocks of 16 tokens.
 
-    Holds at most ``max_tokens`` tokens, least recently used out first.
+    Holds at most ``max_tokens`` tokens, least recently used out first. A sequence takes the place of one that it extends,
+    so a conversation counts once however many turns it has.
     """
 
     def __init__(self, max_tokens: int) -> None:
         self.max_tokens = max_tokens
+        self.tokens = 0
         self._entries: OrderedDict[int, _Entry] = OrderedDict()
-        self._blocks: dict[int, int] = {}
-        self._tokens = 0
+        # Block key to the entries that hold the block, newest last: a prefix stays known while any of them is kept.
+        self._holders: dict[int, dict[int, None]] = {}
         self._next = 0
 
-    def find(self, ids: Sequence[int]) -> tuple[int, list[tuple[torch.Tensor, torch.Tensor]]]:
+    def find(self, ids: tuple[int, ...]) -> tuple[int, list[tuple[torch.Tensor, torch.Tensor]]]:
         """The longest stored prefix of ``ids`` (shorter than ``ids``) and per layer its keys and values."""
-        found = None
-        for key in _block_keys(ids):
-            entry = self._blocks.get(key)
-            if entry is None or entry not in self._entries:
-                break
-            found = entry
+        found = self._nearest(_block_keys(ids))
         if found is None:
             return 0, []
         self._entries.move_to_end(found)
-        entry_ids, layers = self._entries[found].ids, self._entries[found].layers
-        common, limit = 0, min(len(ids) - 1, len(entry_ids))
-        while common < limit and ids[common] == entry_ids[common]:
-            common += 1
-        return common, [(keys[:, :common], values[:, :common]) for keys, values in layers]
+        entry = self._entries[found]
+        limit = min(len(ids) - 1, len(entry.ids))
+        common = next((i for i, (a, b) in enumerate(zip(ids, entry.ids, strict=False)) if a != b), limit)
+        common = min(common, limit)
+        return common, [(keys[:, :common], values[:, :common]) for keys, values in entry.layers]
 
     def store(self, ids: tuple[int, ...], layers: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Keeps per-layer (keys, values) of shape [heads, len(ids), dim]; the tensors must not be views of reused memory."""
         if len(ids) < BLOCK or len(ids) > self.max_tokens:
             return
+        keys = _block_keys(ids)
+        nearest = self._nearest(keys)
+        if nearest is not None:
+            known = self._entries[nearest].ids
+            if known[: len(ids)] == ids:
+                self._entries.move_to_end(nearest)
+                return
+            if ids[: len(known)] == known:
+                self._drop(nearest)
         number, self._next = self._next, self._next + 1
         self._entries[number] = _Entry(ids, layers)
-        self._tokens += len(ids)
-        for key in _block_keys(ids):
-            self._blocks[key] = number
-        while self._tokens > self.max_tokens:
-            _, old = self._entries.popitem(last=False)
-            self._tokens -= len(old.ids)
+        self.tokens += len(ids)
+        for key in keys:
+            self._holders.setdefault(key, {})[number] = None
+        while self.tokens > self.max_tokens:
+            self._drop(next(iter(self._entries)))
 
     def clear(self) -> None:
         self._entries.clear()
-        self._blocks.clear()
-        self._tokens = 0
+        self._holders.clear()
+        self.tokens = 0
+
+    def _nearest(self, keys: Sequence[int]) -> int | None:
+        """The newest entry among those that share the most leading blocks."""
+        found = None
+        for key in keys:
+            holders = self._holders.get(key)
+            if holders is None:
+                break
+            found = next(reversed(holders))
+        return found
+
+    def _drop(self, number: int) -> None:
+        ids = self._entries.pop(number).ids
+        self.tokens -= len(ids)
+        for key in _block_keys(ids):
+            holders = self._holders[key]
+            del holders[number]
+            if not holders:
+                del self._holders[key]
 
 
 def _block_keys(ids: Sequence[int]) -> list[int]:

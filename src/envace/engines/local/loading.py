@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
@@ -48,8 +49,12 @@ def load_policy(model: str, dtype: torch.dtype, device: str) -> tuple[Any, Any]:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, **where)
         loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa", **where)
-    except (OSError, ValueError, ImportError, KeyError) as error:
+    except (OSError, ValueError, ImportError, KeyError, SafetensorError) as error:
         raise UserError(f"model {model!r}: transformers cannot load it: {str(error).splitlines()[0]}") from None
+    files = {*tokenizer.vocab_files_names.values(), "tokenizer.json", "tokenizer_config.json"}
+    if not where and not any((folder / name).is_file() for name in files):
+        # Without this transformers makes up an empty tokenizer and says nothing.
+        raise UserError(f"model {model!r}: the folder has no tokenizer; copy the model's tokenizer files into it")
     if where and hasattr(loaded.config, "quantization_config"):
         # The weights are dequantized on loading; with the mark left on, saving would refuse.
         del loaded.config.quantization_config

@@ -16,15 +16,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers.cache_utils import DynamicCache
 
 from envace.engines.base import Sample, SamplingParams
-from envace.engines.local.cache import PrefixCache, RowCache
+from envace.engines.local.cache import PrefixCache, RowCache, prefilled
 
 
 @dataclass
 class SamplerStats:
-    """Counters since the last reset. ``prompt_tokens`` were asked for, ``prefill_tokens`` were computed."""
+    """Counters since the sampler was made. ``prompt_tokens`` were asked for, ``prefill_tokens`` were computed."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -32,6 +31,9 @@ class SamplerStats:
     decode_tokens: int = 0
     steps: int = 0
     model_seconds: float = 0.0
+    """Inside the model's forward passes."""
+    seconds: float = 0.0
+    """With work at hand, the event loop's turns between passes included."""
 
 
 @dataclass
@@ -112,12 +114,14 @@ class LocalSampler:
             # Whoever asked in this turn of the event loop gets a chance to queue before the first pass.
             await asyncio.sleep(0)
             while self._waiting or self._active:
+                started = time.perf_counter()
                 with torch.inference_mode():
                     self._drop_cancelled()
                     self._admit()
                     if self._active:
                         self._decode()
                 await asyncio.sleep(0)
+                self.stats.seconds += time.perf_counter() - started
         except Exception as error:
             # A failed pass fails the requests in it; the sampler itself stays usable.
             for request in [*self._admitting, *self._active, *self._waiting]:
@@ -186,19 +190,7 @@ class LocalSampler:
             ids[row, new - tail :] = torch.tensor(prompt[kept:])
             positions[row, new - tail :] = torch.arange(kept, len(prompt))
             mask[row, width + new - len(prompt) :] = 1
-        cache = DynamicCache()
-        if width:
-            for layer in range(self._layers):
-                sample = next(layers for _, layers in found if layers)[layer]
-                pair = []
-                for part in (0, 1):
-                    shape = sample[part].shape
-                    tensor = sample[part].new_zeros(len(prompts), shape[0], width, shape[2])
-                    for row, kept in enumerate(past):
-                        if kept:
-                            tensor[row, :, width - kept :] = found[row][1][layer][part][:, :kept]
-                    pair.append(tensor)
-                cache.update(pair[0], pair[1], layer)
+        cache = prefilled([layers for _, layers in found], past, new)
         started = time.perf_counter()
         output = self.model(
             input_ids=ids.to(self._device),
@@ -216,7 +208,8 @@ class LocalSampler:
             for request in unique[prompt]:
                 self._rows.add(layers, size)
                 self._active.append(request)
-            if self._prefixes.max_tokens:
+            if self._prefixes.max_tokens and 2 * past[row] < size:
+                # Mostly new: others may share it. A next turn's prompt is kept when its completion is done.
                 self._prefixes.store(prompt, [(keys.clone(), values.clone()) for keys, values in layers])
         logits: torch.Tensor = output.logits[:, -1]
         return logits

@@ -73,7 +73,7 @@ class Trainer:
         """One optimizer step over ``rows``; returns metrics. The loss is the mean over all sampled tokens of the rows."""
         started = time.perf_counter()
         tokens = sum(sum(row.mask) for row in rows)
-        sums = {"loss": 0.0, "mismatch": 0.0, "mismatch_max": 0.0, "clipped": 0.0, "kl": 0.0}
+        sums = {"loss": 0.0, "mismatch": 0.0, "mismatch_max": 0.0, "clipped": 0.0, "kl": 0.0, "entropy": 0.0}
         computed = 0
         if tokens:
             self.model.train()
@@ -97,6 +97,7 @@ class Trainer:
                 "mismatch_max": sums["mismatch_max"],
                 "clip_share": sums["clipped"] / count,
                 "kl": sums["kl"] / count,
+                "entropy": sums["entropy"] / count,
             }
         if tokens:
             norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self.settings.max_grad_norm))
@@ -128,6 +129,8 @@ class Trainer:
                 sums["mismatch"] += float(gap.sum())
                 sums["mismatch_max"] = max(sums["mismatch_max"], float(gap.max()))
                 sums["clipped"] += float((outside * mask).sum())
+                # -log p of what was drawn: an unbiased estimate while the draws are the policy's own.
+                sums["entropy"] -= float((logprobs * mask).sum())
             if self._kl and self._reference is not None:
                 with torch.no_grad(), self._reference() as model:
                     reference = self._logprobs(model, batch)
@@ -139,13 +142,18 @@ class Trainer:
         loss.backward()
 
     def _logprobs(self, model: Any, batch: dict[str, Tensor]) -> Tensor:
-        """Of each token given those before it, after temperature: [rows, kept columns], aligned with the targets."""
-        kept = batch["mask"].shape[1]
-        output = model(
-            input_ids=batch["ids"], attention_mask=batch["attention"], use_cache=False, logits_to_keep=kept + 1
-        )
-        logits = output.logits[:, :-1].float() / batch["temperature"][:, None, None]
-        return torch.log_softmax(logits, dim=-1).gather(2, batch["ids"][:, -kept:, None])[..., 0]
+        """Of each sampled token given those before it, after temperature: [rows, kept columns], 0 where none was sampled."""
+        mask = batch["mask"].bool()
+        columns = mask.any(dim=0).nonzero()[:, 0]
+        first = batch["ids"].shape[1] - mask.shape[1]
+        # No attention mask: pads lie only on the right, where no token of a causal model sees them.
+        output = model(input_ids=batch["ids"], use_cache=False, logits_to_keep=columns + first - 1)
+        rows, places = mask[:, columns].nonzero(as_tuple=True)
+        # Logits are the largest tensor by far, so only those of sampled tokens are widened and normalized.
+        logits = output.logits[rows, places].float() / batch["temperature"][rows, None]
+        targets = batch["ids"][rows, columns[places] + first]
+        chosen = torch.log_softmax(logits, dim=-1).gather(1, targets[:, None])[:, 0]
+        return torch.zeros_like(batch["mask"]).index_put((rows, columns[places]), chosen)
 
 
 def micro_batches(rows: Sequence[TrainingRow], budget: int) -> Iterator[list[TrainingRow]]:
@@ -161,7 +169,7 @@ def micro_batches(rows: Sequence[TrainingRow], budget: int) -> Iterator[list[Tra
 
 
 def _tensors(rows: Sequence[TrainingRow], device: Any) -> dict[str, Tensor]:
-    """Right-padded tensors. All but ids and attention start at the first column any row has a sampled token in."""
+    """Right-padded tensors. All but ids start at the first column any row has a sampled token in."""
     width = max(len(row.ids) for row in rows)
     first = max(1, min(row.mask.index(1) if 1 in row.mask else width for row in rows))
     first = min(first, width - 1)
@@ -174,7 +182,6 @@ def _tensors(rows: Sequence[TrainingRow], device: Any) -> dict[str, Tensor]:
 
     return {
         "ids": padded([row.ids for row in rows], torch.long, 0),
-        "attention": padded([(1,) * len(row.ids) for row in rows], torch.long, 0),
         "mask": padded([row.mask for row in rows], torch.float32, first),
         "advantages": padded([row.advantages for row in rows], torch.float32, first),
         "logprobs": padded([row.logprobs for row in rows], torch.float32, first),
