@@ -157,7 +157,7 @@ def test_resuming_what_is_no_run(envace, tmp_path):
 
 def test_shipped_settings_are_found_by_name_and_read(envace, tmp_path):
     settings = load_settings(TrainSettings, Path("tiny"), ["steps=7"])
-    assert (settings.model, settings.steps, settings.responder) == ("tiny", 7, "rehearsal")
+    assert (settings.model, settings.steps, settings.responder) == ("runs/tiny/sft/model", 7, "rehearsal")
     with pytest.raises(UserError, match=r"tinny: no such settings file; did you mean 'tiny'\?"):
         load_settings(TrainSettings, Path("tinny"))
     done = envace("train", "moon", cwd=tmp_path)

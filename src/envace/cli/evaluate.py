@@ -33,7 +33,7 @@ def evaluate(
 ) -> None:
     """Measures a policy in the real worlds, and how often its rehearsed responses equal theirs, on test tasks.
 
-    Example: envace eval runs/tiny --worlds orders,hotel --tasks 48
+    Example: envace eval runs/tiny/rehearsal --worlds orders,hotel --tasks 48
     """
     import asyncio
 
