@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -36,11 +36,13 @@ MARKUP = [
     "</tool_response>",
     "<execution_result>",
     "</execution_result>",
+    '{"name": "',
+    '", "arguments": {"',
 ]
-PIECES = r"\d|[A-Za-z_]+|[^A-Za-z0-9_<]+|<"
+PIECES = r"\d|[A-Za-z_]+|[^A-Za-z0-9_]+"
 
 
-def build_tokenizer(texts: list[str], vocab_size: int, template: str) -> PreTrainedTokenizerFast:
+def build_tokenizer(texts: Iterable[str], vocab_size: int, template: str) -> PreTrainedTokenizerFast:
     """Byte-level BPE that never merges a word with its neighbours."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -51,13 +53,13 @@ def build_tokenizer(texts: list[str], vocab_size: int, template: str) -> PreTrai
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - len(MARKUP),
+        vocab_size=max(0, vocab_size - len(MARKUP)),
         special_tokens=SPECIAL,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.add_tokens(MARKUP)
+    tokenizer.add_tokens(MARKUP)  # matched before words are
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
     fast.chat_template = template
     return fast
@@ -86,6 +88,20 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int, hidden: int, laye
     return Qwen3ForCausalLM(config)
 
 
+def conversations(seed: int, template: str) -> Iterator[str]:
+    """The text that the vocabulary is made from: conversations of both roles.
+
+    The held-out world's words are in the vocabulary, its behaviour in no training example.
+    """
+    letters = build_tokenizer([], 0, template)
+    renderer, prompt = ChatRenderer(letters), RehearsePrompt("brief")
+    for name in REGISTRY:
+        for task in build_tasks(name, 300, seed, "vocabulary"):
+            shown = Trajectory(task=task, messages=demonstrate(task, seed, 1.0))
+            for row in supervised_rows(shown, renderer, prompt):
+                yield letters.decode(row.ids, skip_special_tokens=False)
+
+
 def copying(words: list[str], rng: random.Random, index: int) -> Trajectory:
     """A request to repeat random words and ids: how a model of this size learns to copy at all."""
     pieces = [
@@ -102,26 +118,32 @@ def copying(words: list[str], rng: random.Random, index: int) -> Trajectory:
 def probing(task: Task, seed: int) -> Trajectory:
     """Calls an agent might make there with the world's own answers: supervision of the Rehearse role alone."""
     messages: list[Message] = []
-    for made in probe_calls(task, seed):
+    for made in probe_calls(task, seed, count=8):
         messages.append(Message(role="assistant", tool_calls=(made.call,)))
         messages.append(Message(role="tool", name=made.call.name, content=canonical_json(made.response)))
     return Trajectory(task=task, messages=tuple(messages), roles=(Role.REHEARSE,))
 
 
 def trajectories(count: int, seed: int, care: float, words: list[str]) -> Iterator[Trajectory]:
-    """Mostly copying at first, then demonstrations in both roles and probes of the Rehearse role."""
+    """Mostly copying at first; then demonstrations to act like and, fewer because they are longer, worlds to rehearse."""
     rng = random.Random(seed)
     worlds = [name for name in REGISTRY if name not in HELD_OUT]
-    streams = {name: build_tasks(name, count, seed, "warmup") for name in worlds}
+    streams = {name: build_tasks(name, 4 * count, seed, "warmup") for name in worlds}
     for index in range(count):
         progress = index / count
-        if rng.random() < (0.6 if progress < 0.15 else 0.15 if progress < 0.5 else 0.03):
+        if rng.random() < (0.6 if progress < 0.1 else 0.1 if progress < 0.5 else 0.0):
             yield copying(words, rng, index)
             continue
+        for number in range(3):
+            task = next(streams[rng.choice(worlds)])
+            shown = derive_seed(seed, "demonstration", index, number)
+            yield Trajectory(task=task, messages=demonstrate(task, shown, care), roles=(Role.ACT,))
         task = next(streams[rng.choice(worlds)])
-        shown = derive_seed(seed, "demonstration", index)
-        yield Trajectory(task=task, messages=demonstrate(task, shown, care), roles=(Role.ACT, Role.REHEARSE))
-        yield probing(task, shown)
+        shown = derive_seed(seed, "rehearsal", index)
+        if rng.random() < 0.5:
+            yield probing(task, shown)
+        else:
+            yield Trajectory(task=task, messages=demonstrate(task, shown, care), roles=(Role.REHEARSE,))
 
 
 def main() -> None:
@@ -139,11 +161,7 @@ def main() -> None:
     options = parser.parse_args()
 
     template = (Path(__file__).parent / "chat_template.jinja").read_text()
-    # The held-out world's words are in the vocabulary, its behaviour in no training example.
-    corpus = [
-        task.model_dump_json() for name in REGISTRY for task in build_tasks(name, 300, options.seed, "vocabulary")
-    ]
-    tokenizer = build_tokenizer(corpus, options.vocabulary, template)
+    tokenizer = build_tokenizer(conversations(options.seed, template), options.vocabulary, template)
     model = build_model(tokenizer, options.seed, options.hidden, options.layers)
     options.folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(options.folder)

@@ -204,6 +204,33 @@ def test_families_have_one_to_five_calls_some_parallel_some_with_two_turns():
     assert {task.turns for task in tasks} == {1, 2}
 
 
+@pytest.mark.parametrize("world", REGISTRY)
+def test_no_answer_is_the_same_in_every_task_of_a_family(world):
+    said = {}
+    for task in build_tasks(world, 160, 0, "train"):
+        told = [message.content for message in task.solution if message.content.startswith("It is ")]
+        said.setdefault(task.metadata["family"], set()).update(told)
+    assert all(len(said[family]) > 1 for family in ("status", "five", "two_turns"))
+
+
+def test_asking_is_right_when_no_name_or_a_name_of_two_is_given():
+    asked = [task for task in build_tasks("orders", 160, 0, "train") if task.metadata["family"] == "ask"]
+    ambiguous = [task for task in asked if "AMBIGUOUS" in task.model_dump_json(include={"solution"})]
+    assert 0 < len(ambiguous) < len(asked)
+    for task in asked:
+        assert bool(task.solution[0].tool_calls) == (task in ambiguous)
+        people = [person["name"] for person in task.world.state["customers"]]
+        assert (len(set(people)) < len(people)) == (task in ambiguous)
+
+
+def test_records_show_what_refusals_look_like():
+    for task in build_tasks("bank", 40, 0, "train"):
+        codes = [reference.response.get("error", {}).get("code") for reference in task.references]
+        assert codes.count("NOT_FOUND") == 2
+        frozen = any(account["status"] == "frozen" for account in task.world.state["accounts"])
+        assert codes.count("ACCOUNT_FROZEN") == frozen
+
+
 def success_rate(care: float) -> float:
     tasks = [task for world in REGISTRY for task in build_tasks(world, 40, 5, "test")]
     won = [final_state(task.world, *executed(task, demonstrate(task, 0, care))).success for task in tasks]
@@ -212,7 +239,8 @@ def success_rate(care: float) -> float:
 
 def test_care_decides_how_often_the_demonstrator_succeeds():
     assert success_rate(1.0) == 1.0
-    assert 0.25 <= success_rate(0.0) <= 0.5
+    assert 0.25 <= success_rate(0.4) <= 0.55
+    assert success_rate(0.0) <= 0.25
 
 
 def test_probes_are_answered_by_the_world_in_their_order():

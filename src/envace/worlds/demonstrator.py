@@ -21,15 +21,15 @@ from envace.worlds.tasks import SCENARIOS
 class Mistakes:
     """How often a demonstrator without care goes wrong, at each decision of the kind."""
 
-    wrong_thing: float = 0.5
+    wrong_thing: float = 0.3
     """Takes another of the person's things."""
-    wrong_argument: float = 0.25
+    wrong_argument: float = 0.15
     """Takes another of an argument's allowed values."""
-    skipped_write: float = 0.15
+    skipped_write: float = 0.2
     """Says it is done without doing it."""
-    forgotten_call: float = 0.5
+    forgotten_call: float = 1.0
     """Makes only the first of several parallel calls."""
-    careless_reply: float = 0.5
+    careless_reply: float = 0.9
     """Says it is done instead of asking, declining or telling the fact."""
 
     def with_care(self, care: float) -> Mistakes:

@@ -247,6 +247,11 @@ def _ready(draft: _Draft, count: int = 1) -> list[dict[str, Any]]:
     return chosen
 
 
+def _perhaps_blocked(draft: _Draft, thing: dict[str, Any]) -> None:
+    if draft.rng.random() < 0.5:
+        thing["status"] = draft.rng.choice(draft.of.blocked)
+
+
 def _direct(draft: _Draft) -> None:
     (thing,), write = _ready(draft), draft.rng.choice(draft.of.writes)
     chosen = draft.choose(write, thing)
@@ -305,6 +310,7 @@ def _parallel(draft: _Draft) -> None:
 def _five(draft: _Draft) -> None:
     """Five dependent calls: look one thing up, change it, then tell the fact of another."""
     (thing, other), write = _ready(draft, 2), draft.rng.choice(draft.of.writes)
+    _perhaps_blocked(draft, other)
     chosen = draft.choose(write, thing)
     call = draft.write(thing, write, chosen)
     fact = str(other[draft.of.fact])
@@ -317,23 +323,34 @@ def _five(draft: _Draft) -> None:
 
 
 def _two_turns(draft: _Draft) -> None:
-    (thing,), write = _ready(draft), draft.rng.choice(draft.of.writes)
-    fact, chosen = str(thing[draft.of.fact]), draft.choose(write, thing)
+    """Asks about one thing, then has another changed, whose id the first turn's listing gave."""
+    (other, thing), write = _ready(draft, 2), draft.rng.choice(draft.of.writes)
+    _perhaps_blocked(draft, other)
+    fact, chosen = str(other[draft.of.fact]), draft.choose(write, thing)
     call = draft.write(thing, write, chosen)
-    said = f"what is the {draft.of.fact} of {draft.named(thing)}?"
-    draft.turn(said, [*draft.look_up(thing), draft.show(thing)], f"It is {fact}.", facts=(fact,))
-    draft.turn("then " + write.phrase.format(thing="it", **chosen) + ".", [[call]], "Done.", writes=(call,))
+    said = f"what is the {draft.of.fact} of {draft.named(other)}?"
+    draft.turn(said, [*draft.look_up(other), draft.show(other)], f"It is {fact}.", facts=(fact,))
+    named = f"the {thing[draft.of.label]} {draft.of.noun}"
+    draft.turn("then " + write.phrase.format(thing=named, **chosen) + ".", [[call]], "Done.", writes=(call,))
 
 
 def _ask(draft: _Draft) -> None:
-    """Nobody can tell whose thing is meant: asking is right, and the user then says."""
+    """Only the user can tell who is meant: asking is right, and the user then says."""
     (thing,), write = _ready(draft), draft.rng.choice(draft.of.writes)
     chosen = draft.choose(write, thing)
     call = draft.write(thing, write, chosen)
-    said = write.phrase.format(thing=f"the {thing[draft.of.label]} {draft.of.noun}", **chosen) + "."
-    draft.turn(said, [], f"Whose {draft.of.noun} is it?", pattern=r"(?i)\b(whose|who)\b.*\?")
-    owner = str(draft.person(thing)["name"])
-    draft.turn(f"It is {owner}.", [*draft.look_up(thing), [call]], "Done.", writes=(call,))
+    owner = draft.person(thing)
+    find, listing = draft.look_up(thing)
+    if draft.rng.random() < 0.5:
+        said = write.phrase.format(thing=f"the {thing[draft.of.label]} {draft.of.noun}", **chosen) + "."
+        draft.turn(said, [], f"Whose {draft.of.noun} is it?", pattern=r"(?i)\b(whose|who)\b.*\?")
+        draft.turn(f"It is {owner['name']}.", [find, listing, [call]], "Done.", writes=(call,))
+        return
+    draft.rng.choice([one for one in draft.state[draft.of.people] if one is not owner])["name"] = owner["name"]
+    said = write.phrase.format(thing=draft.named(thing), **chosen) + "."
+    draft.turn(said, [find], f"Which {owner['name']}?", pattern=r"(?i)\bwhich\b.*\?")
+    told = f"{draft.of.person_id.removesuffix('_id')} {owner[draft.of.person_id]}."
+    draft.turn(told, [listing, [call]], "Done.", writes=(call,))
 
 
 FAMILIES = {
@@ -376,12 +393,10 @@ def _finish(draft: _Draft, family: str, name: str, split: str) -> Task:
         solution.append(message)
         for call in message.tool_calls:
             response = world.call(call)
-            if "error" in response:
+            if "error" in response and response["error"]["code"] != "AMBIGUOUS":
                 raise AssertionError(f"{name}: the reference solution fails at {call.name}: {response}")
             solution.append(Message(role="tool", name=call.name, content=canonical_json(response)))
-            if not any(
-                same_json(call.arguments, known.call.arguments) and call.name == known.call.name for known in references
-            ):
+            if not any(same_call(call, known.call) for known in references):
                 references.append(Reference(call=call, response=response))
         if not message.tool_calls and position + 1 < len(draft.solution):
             solution.append(Message(role="user", content=next(turns)))
@@ -406,14 +421,20 @@ def same_call(one: ToolCall, other: ToolCall) -> bool:
 
 
 def _explored(draft: _Draft) -> list[Reference]:
-    """What someone looked at before: every person, every listing, every thing, and one name that is nobody's."""
-    of = draft.of
-    stranger = draft.rng.choice([name for name in NAMES if name not in {p["name"] for p in draft.state[of.people]}])
-    calls = [ToolCall(name=of.find, arguments={"name": stranger})]
-    for person in draft.state[of.people]:
-        calls.append(ToolCall(name=of.find, arguments={"name": person["name"]}))
-        calls.append(ToolCall(name=of.listing, arguments={of.person_id: person[of.person_id]}))
-    calls += [ToolCall(name=of.show, arguments={of.thing_id: thing[of.thing_id]}) for thing in draft.state[of.things]]
+    """What someone tried before: every person, every listing, every thing; a name and an id that are nobody's, and a
+    change that is refused, where there is one: they show what the service's errors look like."""
+    of, rng = draft.of, draft.rng
+    people, things = draft.state[of.people], draft.state[of.things]
+    names = [person["name"] for person in people]
+    known = {thing[of.thing_id] for thing in things}
+    absent = rng.choice([name for name in (f"{of.thing_letter}{n}" for n in range(10, 100)) if name not in known])
+    calls = [ToolCall(name=of.find, arguments={"name": rng.choice([name for name in NAMES if name not in names])})]
+    calls += [ToolCall(name=of.find, arguments={"name": name}) for name in dict.fromkeys(names)]
+    calls += [ToolCall(name=of.listing, arguments={of.person_id: person[of.person_id]}) for person in people]
+    calls += [ToolCall(name=of.show, arguments={of.thing_id: name}) for name in (*sorted(known), absent)]
+    if blocked := [thing for thing in things if thing["status"] in of.blocked]:
+        thing, write = rng.choice(blocked), rng.choice(of.writes)
+        calls.append(draft.write(thing, write, draft.choose(write, thing)))
     world = REGISTRY[draft.world](draft.state)
     references = [Reference(call=call, response=world.call(call)) for call in calls]
     world.close()
