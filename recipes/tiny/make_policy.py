@@ -39,7 +39,11 @@ MARKUP = [
     '{"name": "',
     '", "arguments": {"',
 ]
-PIECES = r"\d|[A-Za-z_]+|[^A-Za-z0-9_]+"
+PIECES = r"\d\d|\d|[A-Za-z_]+|[^A-Za-z0-9_]+"
+
+
+RECALLS = 2
+"""Samples of recall for each step of the mixture that follows."""
 
 
 def build_tokenizer(texts: Iterable[str], vocab_size: int, template: str) -> PreTrainedTokenizerFast:
@@ -102,17 +106,24 @@ def conversations(seed: int, template: str) -> Iterator[str]:
                 yield letters.decode(row.ids, skip_special_tokens=False)
 
 
-def copying(words: list[str], rng: random.Random, index: int) -> Trajectory:
-    """A request to repeat random words and ids: how a model of this size learns to copy at all."""
-    pieces = [
-        rng.choice(words)
-        if rng.random() < 0.6
-        else f"{rng.choice('ABCDEFGHIJKLMNOPQRSTUVWXYZ')}{rng.randrange(10, 100)}"
-        for _ in range(rng.randint(4, 28))
-    ]
-    text = rng.choice([" ", '", "', '": "', ", "]).join(pieces)
-    task = Task(id=f"copy-{index}", messages=(Message(role="user", content=text),))
-    return Trajectory(task=task, messages=(Message(role="assistant", content=text),), roles=(Role.ACT,))
+def recalling(words: list[str], rng: random.Random, index: int, size: int) -> Trajectory:
+    """Up to ``size`` random lines, then the first words of some, to be completed: copying, which all else is made of.
+
+    Lengths and gaps are random: with fixed ones a model learns positions.
+    """
+    keys = rng.sample(words, rng.randint(2, size))
+    lines = {key: [key, *(_piece(words, rng) for _ in range(rng.randint(1, size)))] for key in keys}
+    asked = rng.sample(keys, rng.randint(1, len(keys)))
+    glue = rng.choice([" ", ", ", '", "', '": "'])
+    text = "\n".join(glue.join(line) for line in lines.values())
+    task = Task(id=f"recall-{index}", messages=(Message(role="user", content=f"{text}\n{' '.join(asked)}"),))
+    answer = "\n".join(glue.join(lines[key]) for key in asked)
+    return Trajectory(task=task, messages=(Message(role="assistant", content=answer),), roles=(Role.ACT,))
+
+
+def _piece(words: list[str], rng: random.Random) -> str:
+    """A word, or an id such as the worlds have."""
+    return rng.choice(words) if rng.random() < 0.5 else f"{chr(rng.randrange(65, 91))}{rng.randrange(10, 100)}"
 
 
 def probing(task: Task, seed: int) -> Trajectory:
@@ -125,15 +136,15 @@ def probing(task: Task, seed: int) -> Trajectory:
 
 
 def trajectories(count: int, seed: int, care: float, words: list[str]) -> Iterator[Trajectory]:
-    """Mostly copying at first; then demonstrations to act like and, fewer because they are longer, worlds to rehearse."""
+    """Recall of growing size; then demonstrations to act like and, fewer because they are longer, worlds to rehearse."""
     rng = random.Random(seed)
+    for index in range(RECALLS * count):
+        yield recalling(words, rng, index, 3 + 6 * index // (RECALLS * count))
     worlds = [name for name in REGISTRY if name not in HELD_OUT]
     streams = {name: build_tasks(name, 4 * count, seed, "warmup") for name in worlds}
     for index in range(count):
-        progress = index / count
-        if rng.random() < (0.6 if progress < 0.1 else 0.1 if progress < 0.5 else 0.0):
-            yield copying(words, rng, index)
-            continue
+        if index < count // 2:
+            yield recalling(words, rng, index, 8)
         for number in range(3):
             task = next(streams[rng.choice(worlds)])
             shown = derive_seed(seed, "demonstration", index, number)
@@ -150,9 +161,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("trajectories", type=Path)
-    parser.add_argument(
-        "--count", type=int, default=20000, help="steps of the mixture; a step is one or two trajectories"
-    )
+    parser.add_argument("--count", type=int, default=4000, help="steps of the mixture; a step is four trajectories")
     parser.add_argument("--care", type=float, default=0.5, help="the demonstrator's care; 1 makes no mistakes")
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4)

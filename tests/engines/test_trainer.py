@@ -35,7 +35,7 @@ def gradient(rows, budget=10_000, **options) -> tuple[dict[str, float], torch.Te
     model = build("qwen3")
     trainer = Trainer(model, TrainerSettings(lr=1e-3, micro_batch_tokens=budget, max_grad_norm=1e9), **options)
     kept: list[torch.Tensor] = []
-    trainer.optimizer.step = lambda: kept.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    trainer.optimizer.step = lambda lr: kept.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
     return trainer.step(rows, "policy"), kept[0]
 
 

@@ -93,7 +93,9 @@ def test_killed_and_resumed_equals_undisturbed_to_the_last_bit(settings, undistu
         assert first == second
     assert sorted(folder.name for folder in (out / "checkpoints").iterdir()) == ["step-000002", "step-000003"]
     optimizers = [
-        torch.load(run / "checkpoints" / "step-000003" / "trainer_state.pt", weights_only=True)["optimizer"]["state"]
+        torch.load(run / "checkpoints" / "step-000003" / "trainer_state.pt", weights_only=True)["optimizer"]["parts"][
+            0
+        ]["state"]
         for run in (undisturbed, out)
     ]
     for number, state in optimizers[0].items():

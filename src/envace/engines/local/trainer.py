@@ -14,12 +14,14 @@ from torch import Tensor
 
 from envace.algorithms.losses import kl_k3, policy_loss, token_sum
 from envace.engines.base import TrainingRow
+from envace.engines.local.optimizers import OptimizerName, make_optimizer
 from envace.types import Frozen
 
 
 class TrainerSettings(Frozen):
     """How weights are updated."""
 
+    optimizer: OptimizerName = Field(default="adamw", description="adamw, or muon: matrices by Muon, the rest by AdamW")
     lr: float = Field(default=1e-6, gt=0)
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = Field(default=0.0, ge=0)
@@ -55,9 +57,7 @@ class Trainer:
         self._clip_low, self._clip_high, self._kl = clip_low, clip_high, kl
         self._reference = reference
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.optimizer = torch.optim.AdamW(
-            self._parameters, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay
-        )
+        self.optimizer = make_optimizer(model, settings.optimizer, settings.betas, settings.weight_decay)
 
     def learning_rate(self, step: int) -> float:
         """lr of optimizer step ``step``, counted from 0."""
@@ -77,7 +77,7 @@ class Trainer:
         computed = 0
         if tokens:
             self.model.train()
-            self.optimizer.zero_grad(set_to_none=True)
+            self.optimizer.zero_grad()
             for batch in micro_batches(rows, self.settings.micro_batch_tokens):
                 computed += len(batch) * max(len(row.ids) for row in batch)
                 self._backward(batch, tokens, kind, sums)
@@ -103,12 +103,10 @@ class Trainer:
             norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self.settings.max_grad_norm))
             metrics["grad_norm"] = norm
             if math.isfinite(norm):
-                for group in self.optimizer.param_groups:
-                    group["lr"] = metrics["lr"]
-                self.optimizer.step()
+                self.optimizer.step(metrics["lr"])
             else:
                 metrics["skipped"] = 1.0
-            self.optimizer.zero_grad(set_to_none=True)
+            self.optimizer.zero_grad()
         self.steps += 1
         return metrics | {"update_seconds": time.perf_counter() - started}
 
