@@ -3,8 +3,8 @@
     python recipes/tiny/make_policy.py runs/tiny/start runs/tiny/trajectories.jsonl.gz --count 20000
 
 also writes the trajectories it is then warm-started on (``envace sft recipes/tiny/sft.yaml``). The tokenizer keeps words
-whole and digits apart, so that a name or an id is the same tokens in a sentence, in arguments and in a response: a
-model of this size can then copy.
+and ids whole, so that a name or an id is the same token in a sentence, in arguments and in a response: a model of this
+size can then copy.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from envace.training.sft import Trajectory, supervised_rows
 from envace.types import Message, Role, Task
 from envace.worlds import HELD_OUT, REGISTRY
 from envace.worlds.demonstrator import demonstrate, probe_calls
-from envace.worlds.tasks import build_tasks
+from envace.worlds.tasks import SCENARIOS, build_tasks
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -39,7 +39,9 @@ MARKUP = [
     '{"name": "',
     '", "arguments": {"',
 ]
-PIECES = r"\d\d|\d|[A-Za-z_]+|[^A-Za-z0-9_]+"
+PIECES = r"[A-Z]\d\d|\d\d|\d|[A-Za-z_]+|[^A-Za-z0-9_]+"
+_LETTERS = sorted({letter for of in SCENARIOS.values() for letter in (of.person_letter, of.thing_letter)})
+IDS = [f"{letter}{number}" for letter in _LETTERS for number in range(10, 100)]
 
 
 RECALLS = 2
@@ -99,6 +101,7 @@ def conversations(seed: int, template: str) -> Iterator[str]:
     """
     letters = build_tokenizer([], 0, template)
     renderer, prompt = ChatRenderer(letters), RehearsePrompt("brief")
+    yield from [" ".join(IDS)] * 20
     for name in REGISTRY:
         for task in build_tasks(name, 300, seed, "vocabulary"):
             shown = Trajectory(task=task, messages=demonstrate(task, seed, 1.0))
@@ -107,23 +110,30 @@ def conversations(seed: int, template: str) -> Iterator[str]:
 
 
 def recalling(words: list[str], rng: random.Random, index: int, size: int) -> Trajectory:
-    """Up to ``size`` random lines, then the first words of some, to be completed: copying, which all else is made of.
+    """Up to ``size`` random lines, then the keys of some, to be completed: copying, which all else is made of.
 
-    Lengths and gaps are random: with fixed ones a model learns positions.
+    A line is its key and a run of pieces, or a record with the same fields as the others. Lengths and gaps are random:
+    with fixed ones a model learns positions.
     """
-    keys = rng.sample(words, rng.randint(2, size))
-    lines = {key: [key, *(_piece(words, rng) for _ in range(rng.randint(1, size)))] for key in keys}
-    asked = rng.sample(keys, rng.randint(1, len(keys)))
-    glue = rng.choice([" ", ", ", '", "', '": "'])
-    text = "\n".join(glue.join(line) for line in lines.values())
-    task = Task(id=f"recall-{index}", messages=(Message(role="user", content=f"{text}\n{' '.join(asked)}"),))
-    answer = "\n".join(glue.join(lines[key]) for key in asked)
+    keys = [_piece(words, rng) for _ in range(rng.randint(2, size))]
+    if rng.random() < 0.5:
+        glue = rng.choice([" ", ", ", '", "', '": "'])
+        lines = {key: glue.join([key, *(_piece(words, rng) for _ in range(rng.randint(1, size)))]) for key in keys}
+    else:
+        fields = rng.sample(words, rng.randint(2, 4))
+        lines = {key: canonical_json({f: _piece(words, rng) for f in fields} | {fields[0]: key}) for key in keys}
+    asked = rng.sample(sorted(lines), rng.randint(1, len(lines)))
+    shown = [*lines.values()]
+    rng.shuffle(shown)
+    text = "\n".join([*shown, " ".join(asked)])
+    task = Task(id=f"recall-{index}", messages=(Message(role="user", content=text),))
+    answer = "\n".join(lines[key] for key in asked)
     return Trajectory(task=task, messages=(Message(role="assistant", content=answer),), roles=(Role.ACT,))
 
 
 def _piece(words: list[str], rng: random.Random) -> str:
     """A word, or an id such as the worlds have."""
-    return rng.choice(words) if rng.random() < 0.5 else f"{chr(rng.randrange(65, 91))}{rng.randrange(10, 100)}"
+    return rng.choice(words if rng.random() < 0.5 else IDS)
 
 
 def probing(task: Task, seed: int) -> Trajectory:
@@ -165,7 +175,7 @@ def main() -> None:
     parser.add_argument("--care", type=float, default=0.5, help="the demonstrator's care; 1 makes no mistakes")
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--vocabulary", type=int, default=1536)
+    parser.add_argument("--vocabulary", type=int, default=3072)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
 

@@ -15,7 +15,7 @@ class Bank(World):
     """
     tools = (
         tool("find_holder", "Finds an account holder by first name.", ("holder_id",), name=text("First name.")),
-        tool("list_accounts", "Lists a holder's accounts.", ("accounts",), holder_id=text("Holder id.")),
+        tool("list_accounts", "Lists a holder's accounts.", ("holder_id", "accounts"), holder_id=text("Holder id.")),
         tool("get_account", "Shows one account.", ("account_id", "balance", "status"), account_id=text("Account id.")),
         tool(
             "deposit",
@@ -41,11 +41,11 @@ class Bank(World):
     def list_accounts(self, holder_id: str) -> dict[str, Any]:
         self.one("holder", "SELECT 1 FROM holders WHERE holder_id = ?", holder_id)
         rows = self.all("SELECT kind, account_id FROM accounts WHERE holder_id = ? ORDER BY account_id", holder_id)
-        return {"accounts": rows}
+        return {"holder_id": holder_id, "accounts": rows}
 
     def get_account(self, account_id: str) -> dict[str, Any]:
         return self.one(
-            "account", "SELECT kind, account_id, balance, status FROM accounts WHERE account_id = ?", account_id
+            "account", "SELECT account_id, kind, balance, status FROM accounts WHERE account_id = ?", account_id
         )
 
     def deposit(self, account_id: str, amount: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ class Calendar(World):
     """
     tools = (
         tool("find_person", "Finds a person by first name.", ("person_id",), name=text("First name.")),
-        tool("list_events", "Lists a person's events.", ("events",), person_id=text("Person id.")),
+        tool("list_events", "Lists a person's events.", ("person_id", "events"), person_id=text("Person id.")),
         tool("get_event", "Shows one event.", ("event_id", "day", "hour", "status"), event_id=text("Event id.")),
         tool(
             "move_event",
@@ -35,12 +35,11 @@ class Calendar(World):
 
     def list_events(self, person_id: str) -> dict[str, Any]:
         self.one("person", "SELECT 1 FROM people WHERE person_id = ?", person_id)
-        return {
-            "events": self.all("SELECT title, event_id FROM events WHERE person_id = ? ORDER BY event_id", person_id)
-        }
+        rows = self.all("SELECT title, event_id FROM events WHERE person_id = ? ORDER BY event_id", person_id)
+        return {"person_id": person_id, "events": rows}
 
     def get_event(self, event_id: str) -> dict[str, Any]:
-        return self.one("event", "SELECT title, event_id, day, hour, status FROM events WHERE event_id = ?", event_id)
+        return self.one("event", "SELECT event_id, title, day, hour, status FROM events WHERE event_id = ?", event_id)
 
     def move_event(self, event_id: str, day: str, hour: int) -> dict[str, Any]:
         self._planned(event_id)

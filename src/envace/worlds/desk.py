@@ -15,7 +15,7 @@ class Desk(World):
     """
     tools = (
         tool("find_user", "Finds a user by first name.", ("user_id",), name=text("First name.")),
-        tool("list_tickets", "Lists a user's tickets.", ("tickets",), user_id=text("User id.")),
+        tool("list_tickets", "Lists a user's tickets.", ("user_id", "tickets"), user_id=text("User id.")),
         tool("get_ticket", "Shows one ticket.", ("ticket_id", "status", "team"), ticket_id=text("Ticket id.")),
         tool(
             "assign_ticket",
@@ -39,12 +39,11 @@ class Desk(World):
 
     def list_tickets(self, user_id: str) -> dict[str, Any]:
         self.one("user", "SELECT 1 FROM users WHERE user_id = ?", user_id)
-        return {
-            "tickets": self.all("SELECT topic, ticket_id FROM tickets WHERE user_id = ? ORDER BY ticket_id", user_id)
-        }
+        rows = self.all("SELECT topic, ticket_id FROM tickets WHERE user_id = ? ORDER BY ticket_id", user_id)
+        return {"user_id": user_id, "tickets": rows}
 
     def get_ticket(self, ticket_id: str) -> dict[str, Any]:
-        return self.one("ticket", "SELECT topic, ticket_id, status, team FROM tickets WHERE ticket_id = ?", ticket_id)
+        return self.one("ticket", "SELECT ticket_id, topic, status, team FROM tickets WHERE ticket_id = ?", ticket_id)
 
     def assign_ticket(self, ticket_id: str, team: str) -> dict[str, Any]:
         self._open(ticket_id)

@@ -15,7 +15,7 @@ class Hotel(World):
     """
     tools = (
         tool("find_guest", "Finds a guest by first name.", ("guest_id",), name=text("First name.")),
-        tool("list_bookings", "Lists a guest's bookings.", ("bookings",), guest_id=text("Guest id.")),
+        tool("list_bookings", "Lists a guest's bookings.", ("guest_id", "bookings"), guest_id=text("Guest id.")),
         tool("get_booking", "Shows one booking.", ("booking_id", "status"), booking_id=text("Booking id.")),
         tool(
             "check_in",
@@ -37,14 +37,11 @@ class Hotel(World):
 
     def list_bookings(self, guest_id: str) -> dict[str, Any]:
         self.one("guest", "SELECT 1 FROM guests WHERE guest_id = ?", guest_id)
-        return {
-            "bookings": self.all(
-                "SELECT room, booking_id FROM bookings WHERE guest_id = ? ORDER BY booking_id", guest_id
-            )
-        }
+        rows = self.all("SELECT room, booking_id FROM bookings WHERE guest_id = ? ORDER BY booking_id", guest_id)
+        return {"guest_id": guest_id, "bookings": rows}
 
     def get_booking(self, booking_id: str) -> dict[str, Any]:
-        return self.one("booking", "SELECT room, booking_id, status FROM bookings WHERE booking_id = ?", booking_id)
+        return self.one("booking", "SELECT booking_id, room, status FROM bookings WHERE booking_id = ?", booking_id)
 
     def check_in(self, booking_id: str, meals: str) -> dict[str, Any]:
         self._booked(booking_id)

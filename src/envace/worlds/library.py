@@ -15,7 +15,7 @@ class Library(World):
     """
     tools = (
         tool("find_member", "Finds a member by first name.", ("member_id",), name=text("First name.")),
-        tool("list_loans", "Lists a member's loans.", ("loans",), member_id=text("Member id.")),
+        tool("list_loans", "Lists a member's loans.", ("member_id", "loans"), member_id=text("Member id.")),
         tool("get_loan", "Shows one loan.", ("loan_id", "status"), loan_id=text("Loan id.")),
         tool(
             "renew_loan",
@@ -38,10 +38,11 @@ class Library(World):
 
     def list_loans(self, member_id: str) -> dict[str, Any]:
         self.one("member", "SELECT 1 FROM members WHERE member_id = ?", member_id)
-        return {"loans": self.all("SELECT title, loan_id FROM loans WHERE member_id = ? ORDER BY loan_id", member_id)}
+        rows = self.all("SELECT title, loan_id FROM loans WHERE member_id = ? ORDER BY loan_id", member_id)
+        return {"member_id": member_id, "loans": rows}
 
     def get_loan(self, loan_id: str) -> dict[str, Any]:
-        return self.one("loan", "SELECT title, loan_id, status FROM loans WHERE loan_id = ?", loan_id)
+        return self.one("loan", "SELECT loan_id, title, status FROM loans WHERE loan_id = ?", loan_id)
 
     def renew_loan(self, loan_id: str, weeks: int) -> dict[str, Any]:
         status = self.get_loan(loan_id)["status"]

@@ -15,7 +15,7 @@ class Orders(World):
     """
     tools = (
         tool("find_customer", "Finds a customer by first name.", ("customer_id",), name=text("First name.")),
-        tool("list_orders", "Lists a customer's orders.", ("orders",), customer_id=text("Customer id.")),
+        tool("list_orders", "Lists a customer's orders.", ("customer_id", "orders"), customer_id=text("Customer id.")),
         tool("get_order", "Shows one order.", ("order_id", "status"), order_id=text("Order id.")),
         tool(
             "cancel_order",
@@ -38,12 +38,11 @@ class Orders(World):
 
     def list_orders(self, customer_id: str) -> dict[str, Any]:
         self.one("customer", "SELECT 1 FROM customers WHERE customer_id = ?", customer_id)
-        return {
-            "orders": self.all("SELECT item, order_id FROM orders WHERE customer_id = ? ORDER BY order_id", customer_id)
-        }
+        rows = self.all("SELECT item, order_id FROM orders WHERE customer_id = ? ORDER BY order_id", customer_id)
+        return {"customer_id": customer_id, "orders": rows}
 
     def get_order(self, order_id: str) -> dict[str, Any]:
-        return self.one("order", "SELECT item, order_id, status FROM orders WHERE order_id = ?", order_id)
+        return self.one("order", "SELECT order_id, item, status FROM orders WHERE order_id = ?", order_id)
 
     def cancel_order(self, order_id: str, reason: str) -> dict[str, Any]:
         return self._change(order_id, "cancelled", reason)
