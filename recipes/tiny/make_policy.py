@@ -36,11 +36,11 @@ MARKUP = [
     "</tool_response>",
     "<execution_result>",
     "</execution_result>",
-    '{"name": "',
-    '", "arguments": {"',
 ]
-PIECES = r"[A-Z]\d\d|\d\d|\d|[A-Za-z_]+|[^A-Za-z0-9_]+"
+# A JSON key with the punctuation around it, an id, a number, a word, anything else.
+PIECES = r"""(?:\{"|", "|, "|"\}, \{")?[a-z_]+": ?[\[{]*"?|[A-Z]\d\d|\d\d|\d|[A-Za-z_]+|[^A-Za-z0-9_]+"""
 _LETTERS = sorted({letter for of in SCENARIOS.values() for letter in (of.person_letter, of.thing_letter)})
+FIELDS = sorted({name for world in REGISTRY.values() for tool in world.tools for name in tool.parameters["properties"]})
 IDS = [f"{letter}{number}" for letter in _LETTERS for number in range(10, 100)]
 
 
@@ -120,7 +120,7 @@ def recalling(words: list[str], rng: random.Random, index: int, size: int) -> Tr
         glue = rng.choice([" ", ", ", '", "', '": "'])
         lines = {key: glue.join([key, *(_piece(words, rng) for _ in range(rng.randint(1, size)))]) for key in keys}
     else:
-        fields = rng.sample(words, rng.randint(2, 4))
+        fields = rng.sample(FIELDS, rng.randint(2, 4))
         lines = {key: canonical_json({f: _piece(words, rng) for f in fields} | {fields[0]: key}) for key in keys}
     asked = rng.sample(sorted(lines), rng.randint(1, len(lines)))
     shown = [*lines.values()]
@@ -149,7 +149,7 @@ def trajectories(count: int, seed: int, care: float, words: list[str]) -> Iterat
     """Recall of growing size; then demonstrations to act like and, fewer because they are longer, worlds to rehearse."""
     rng = random.Random(seed)
     for index in range(RECALLS * count):
-        yield recalling(words, rng, index, 3 + 6 * index // (RECALLS * count))
+        yield recalling(words, rng, index, 3 + int(6 * (index / (RECALLS * count)) ** 2))
     worlds = [name for name in REGISTRY if name not in HELD_OUT]
     streams = {name: build_tasks(name, 4 * count, seed, "warmup") for name in worlds}
     for index in range(count):

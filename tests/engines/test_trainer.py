@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerFast
 
 from envace.engines.base import TrainingRow
 from envace.engines.local.engine import LocalEngine, LocalEngineSettings, LoraSettings
-from envace.engines.local.trainer import Trainer, TrainerSettings, micro_batches
+from envace.engines.local.trainer import Trainer, TrainerSettings
 from tests.engines.models import build
 from tokenizers import Tokenizer, models
 
@@ -112,13 +112,6 @@ def test_warm_up_then_cosine_to_a_tenth():
     assert [trainer.learning_rate(step) for step in (0, 3, 4, 14, 24, 99)] == pytest.approx(
         [0.25, 1, 1, 0.55, 0.1, 0.1]
     )
-
-
-def test_micro_batches_keep_to_the_budget_and_lose_nothing():
-    rows = random_rows(30)
-    cut = list(micro_batches(rows, 100))
-    assert sorted(id(r) for batch in cut for r in batch) == sorted(map(id, rows))
-    assert all(len(b) == 1 or len(b) * max(len(r.ids) for r in b) <= 100 for b in cut)
 
 
 @pytest.fixture
