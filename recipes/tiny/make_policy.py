@@ -44,6 +44,8 @@ FIELDS = sorted({name for world in REGISTRY.values() for tool in world.tools for
 IDS = [f"{letter}{number}" for letter in _LETTERS for number in range(10, 100)]
 
 
+HEAD = 32
+"""Dimensions of an attention head."""
 RECALLS = 2
 """Samples of recall for each step of the mixture that follows."""
 
@@ -81,9 +83,10 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int, hidden: int, laye
         hidden_size=hidden,
         intermediate_size=3 * hidden,
         num_hidden_layers=layers,
-        num_attention_heads=hidden // 32,
-        num_key_value_heads=hidden // 32,
-        head_dim=32,
+        num_attention_heads=hidden // HEAD,
+        num_key_value_heads=hidden // HEAD,
+        head_dim=HEAD,
+        attention_bias=True,
         max_position_embeddings=4096,
         initializer_range=0.05,
         tie_word_embeddings=True,
@@ -91,7 +94,33 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int, hidden: int, laye
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    return Qwen3ForCausalLM(config)
+    model = Qwen3ForCausalLM(config)
+    look_back(model, (1, 2, 3))
+    return model
+
+
+def look_back(model: Qwen3ForCausalLM, offsets: tuple[int, ...]) -> None:
+    """Has the first layer's heads start by attending to the token 1, 2, 3 … before, whatever it is.
+
+    Copying needs to know what stood before a token, and heads that look there are slow to form: with these, recall was
+    learnt in 0.4 M tokens; without, not in 0.9 M. A constant query and a constant key, one rotated against the other by
+    the offset (RoPE), agree most at that distance; only fast rotations tell neighbours apart.
+    """
+    import torch
+
+    attention = model.model.layers[0].self_attn
+    angles = 10_000.0 ** (-torch.arange(HEAD // 2) * 2 / HEAD)
+    amplitudes = torch.where(torch.arange(HEAD // 2) < 5, 3.0, 0.0)
+    with torch.no_grad():
+        attention.q_norm.weight.fill_(2.0)
+        attention.k_norm.weight.fill_(2.0)
+        for head, offset in enumerate(offsets):
+            rows = slice(head * HEAD, (head + 1) * HEAD)
+            attention.q_proj.bias[rows] = torch.cat([amplitudes, torch.zeros(HEAD // 2)])
+            turned = [amplitudes * (offset * angles).cos(), amplitudes * (offset * angles).sin()]
+            attention.k_proj.bias[rows] = torch.cat(turned)
+            attention.q_proj.weight[rows] *= 0.1
+            attention.k_proj.weight[rows] *= 0.1
 
 
 def conversations(seed: int, template: str) -> Iterator[str]:
