@@ -1,10 +1,10 @@
 """Makes the tiny policy's starting point: a tokenizer, a chat template and random weights, as a Hugging Face folder.
 
-    python recipes/tiny/make_policy.py runs/tiny/start runs/tiny/trajectories.jsonl.gz --count 20000
+    python recipes/tiny/make_policy.py runs/tiny/start
 
-also writes the trajectories it is then warm-started on (``envace sft recipes/tiny/sft.yaml``). The tokenizer keeps words
-and ids whole, so that a name or an id is the same token in a sentence, in arguments and in a response: a model of this
-size can then copy.
+also writes, beside that folder, the trajectories it is then warm-started on (``envace sft recipes/tiny/sft-1.yaml``, then
+``sft-2.yaml``: the second stage has more rehearsal and a small learning rate). The tokenizer keeps words, ids and JSON keys
+whole: a name or an id is the same token in a sentence, in arguments and in a response, so a model of this size can copy.
 """
 
 from __future__ import annotations
@@ -46,8 +46,6 @@ IDS = [f"{letter}{number}" for letter in _LETTERS for number in range(10, 100)]
 
 HEAD = 32
 """Dimensions of an attention head."""
-RECALLS = 2
-"""Samples of recall for each step of the mixture that follows."""
 
 
 def build_tokenizer(texts: Iterable[str], vocab_size: int, template: str) -> PreTrainedTokenizerFast:
@@ -174,34 +172,51 @@ def probing(task: Task, seed: int) -> Trajectory:
     return Trajectory(task=task, messages=tuple(messages), roles=(Role.REHEARSE,))
 
 
-def trajectories(count: int, seed: int, care: float, words: list[str]) -> Iterator[Trajectory]:
+def first_stage(count: int, seed: int, care: float, words: list[str]) -> Iterator[Trajectory]:
     """Recall of growing size; then demonstrations to act like and, fewer because they are longer, worlds to rehearse."""
     rng = random.Random(seed)
-    for index in range(RECALLS * count):
-        yield recalling(words, rng, index, 3 + int(6 * (index / (RECALLS * count)) ** 2))
-    worlds = [name for name in REGISTRY if name not in HELD_OUT]
-    streams = {name: build_tasks(name, 4 * count, seed, "warmup") for name in worlds}
-    for index in range(count):
+    for index in range(2 * count):
+        yield recalling(words, rng, index, 3 + int(6 * (index / (2 * count)) ** 2))
+    for index, items in enumerate(mixture(rng, count, seed, care, demonstrations=3, rehearsals=1)):
         if index < count // 2:
             yield recalling(words, rng, index, 8)
-        for number in range(3):
+        yield from items
+
+
+def second_stage(count: int, seed: int, care: float) -> Iterator[Trajectory]:
+    """As many worlds to rehearse as demonstrations."""
+    for items in mixture(random.Random(seed), count, seed, care, demonstrations=2, rehearsals=2):
+        yield from items
+
+
+def mixture(
+    rng: random.Random, count: int, seed: int, care: float, demonstrations: int, rehearsals: int
+) -> Iterator[Iterator[Trajectory]]:
+    """``count`` times so many demonstrations and so many rehearsals, of the worlds' answers to good and to odd calls."""
+    worlds = [name for name in REGISTRY if name not in HELD_OUT]
+    streams = {name: build_tasks(name, (demonstrations + rehearsals) * count, seed, "warmup") for name in worlds}
+
+    def step(index: int) -> Iterator[Trajectory]:
+        for number in range(demonstrations):
             task = next(streams[rng.choice(worlds)])
             shown = derive_seed(seed, "demonstration", index, number)
             yield Trajectory(task=task, messages=demonstrate(task, shown, care), roles=(Role.ACT,))
-        task = next(streams[rng.choice(worlds)])
-        shown = derive_seed(seed, "rehearsal", index)
-        if rng.random() < 0.5:
-            yield probing(task, shown)
-        else:
-            yield Trajectory(task=task, messages=demonstrate(task, shown, care), roles=(Role.REHEARSE,))
+        for number in range(rehearsals):
+            task = next(streams[rng.choice(worlds)])
+            shown = derive_seed(seed, "rehearsal", index * rehearsals + number)
+            if rng.random() < 0.5:
+                yield probing(task, shown)
+            else:
+                yield Trajectory(task=task, messages=demonstrate(task, shown, care), roles=(Role.REHEARSE,))
+
+    return (step(index) for index in range(count))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("trajectories", type=Path)
-    parser.add_argument("--count", type=int, default=4000, help="steps of the mixture; a step is four trajectories")
-    parser.add_argument("--care", type=float, default=0.5, help="the demonstrator's care; 1 makes no mistakes")
+    parser.add_argument("--count", type=int, default=5000, help="of four trajectories each in the first stage")
+    parser.add_argument("--care", type=float, default=0.4, help="the demonstrator's care; 1 makes no mistakes")
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--vocabulary", type=int, default=3072)
@@ -217,14 +232,13 @@ def main() -> None:
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens -> {options.folder}")
 
     words = [token for token in tokenizer.get_vocab() if token.isascii() and token.isalpha() and len(token) > 2]
-    options.trajectories.parent.mkdir(parents=True, exist_ok=True)
-    renderer, prompt, tokens = ChatRenderer(tokenizer), RehearsePrompt("brief"), 0
-    with gzip.open(options.trajectories, "wt", compresslevel=3) as file:
-        for written, item in enumerate(trajectories(options.count, options.seed, options.care, sorted(words))):
-            file.write(item.model_dump_json() + "\n")
-            if written < 500:
-                tokens += sum(len(row.ids) for row in supervised_rows(item, renderer, prompt))
-    print(f"{written + 1} trajectories, about {tokens / 500:.0f} tokens each -> {options.trajectories}")
+    first = first_stage(options.count, options.seed, options.care, sorted(words))
+    second = second_stage(options.count * 2 // 5, options.seed + 1, options.care)
+    for number, stage in enumerate((first, second), start=1):
+        file = options.folder.parent / f"trajectories-{number}.jsonl.gz"
+        with gzip.open(file, "wt", compresslevel=3) as lines:
+            written = sum(1 for item in stage if lines.write(item.model_dump_json() + "\n"))
+        print(f"{written} trajectories -> {file}")
 
 
 if __name__ == "__main__":

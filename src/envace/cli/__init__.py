@@ -7,7 +7,7 @@ import sys
 import typer
 from pydantic import ValidationError
 
-from envace.cli import evaluate, sft, tasks, train, worlds
+from envace.cli import evaluate, sft, study, tasks, train, worlds
 from envace.errors import UserError
 
 app = typer.Typer(
@@ -18,6 +18,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("train")(train.train)
+app.command("study")(study.study)
 app.command("eval")(evaluate.evaluate)
 app.command("sft")(sft.sft)
 app.add_typer(tasks.app, name="tasks")

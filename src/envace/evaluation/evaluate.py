@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import sqrt
 
+from pydantic import Field
+
 from envace.chat.parse import parse_execution_result
 from envace.chat.render import ChatRenderer
 from envace.chat.tools import same_json
@@ -22,7 +24,7 @@ from envace.rewards.scorer import RuleScorer
 from envace.roles.generate import RoleSampling
 from envace.roles.rehearse import RehearsePrompt, rehearse_message
 from envace.seeds import derive_seed
-from envace.types import Frozen, Message, Reference, Task
+from envace.types import Episode, Frozen, Message, Reference, Task
 from envace.worlds import HELD_OUT
 from envace.worlds.demonstrator import probe_calls
 from envace.worlds.environment import WorldEnvironment
@@ -51,6 +53,8 @@ class Success(Frozen):
     """``world:NAME``, ``family:NAME``, and ``held_out`` and ``in_training``: worlds that are never or may be trained on."""
     ends: dict[str, int]
     external_calls: int
+    shown: tuple[Episode, ...] = Field(default=(), exclude=True)
+    """The first task's episode of each family, to be read by people; it is no part of the JSON."""
 
 
 class Fidelity(Frozen):
@@ -140,6 +144,7 @@ async def real_success(
         by={key: share(own) for key, own in sorted(tallies.items())},
         ends=dict(sorted(Counter(episode.end.value for episode in episodes).items())),
         external_calls=sum(episode.external_calls for episode in episodes),
+        shown=tuple({group.task.metadata.get("family"): group.episodes[0] for group in reversed(groups)}.values()),
     )
 
 

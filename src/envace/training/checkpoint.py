@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from envace.errors import UserError
-from envace.types import Group
+from envace.types import Episode, Group
 
 SETTINGS = "settings.yaml"
 
@@ -23,9 +23,9 @@ class RunFolder:
     """The files of one run.
 
     ``settings.yaml``, ``metrics.jsonl`` (a line a step), ``rollouts/step-N.jsonl.gz`` (every episode),
-    ``checkpoints/step-N/`` (a Hugging Face model folder that also holds the optimizer), ``evaluations/step-N.json``,
-    ``tensorboard/`` and ``log.txt``. Every writing method raises ``UserError`` where the disk refuses; what was written
-    before stays whole.
+    ``checkpoints/step-N/`` (a Hugging Face model folder that also holds the optimizer), ``evaluations/step-N.json`` and
+    beside it a few of its episodes, ``tensorboard/`` and ``log.txt``. Every writing method raises ``UserError`` where the
+    disk refuses; what was written before stays whole.
     """
 
     def __init__(self, path: Path) -> None:
@@ -38,9 +38,8 @@ class RunFolder:
                 (path / name).mkdir(parents=True, exist_ok=True)
 
     def write_rollouts(self, step: int, groups: Iterable[Group]) -> None:
-        lines = (episode.model_dump_json() for group in groups for episode in group.episodes)
-        data = gzip.compress("".join(line + "\n" for line in lines).encode(), compresslevel=3, mtime=0)
-        _whole_file(self.path / "rollouts" / f"{_name(step)}.jsonl.gz", data)
+        episodes = (episode for group in groups for episode in group.episodes)
+        _whole_file(self.path / "rollouts" / f"{_name(step)}.jsonl.gz", _lines(episodes))
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Appends a step's line. It comes after the step's rollouts, so a line is there only once the episodes are."""
@@ -49,7 +48,9 @@ class RunFolder:
             file.flush()
             os.fsync(file.fileno())
 
-    def write_evaluation(self, step: int, result: Mapping[str, Any]) -> None:
+    def write_evaluation(self, step: int, result: Mapping[str, Any], episodes: Iterable[Episode] = ()) -> None:
+        """The measures, and before them a few episodes to read."""
+        _whole_file(self.path / "evaluations" / f"{_name(step)}.episodes.jsonl.gz", _lines(episodes))
         _whole_file(self.evaluation(step), json.dumps(_finite(result), indent=1, allow_nan=False).encode())
 
     def evaluation(self, step: int) -> Path:
@@ -134,6 +135,11 @@ def newest_checkpoint(path: Path) -> Path:
     if not steps:
         raise UserError(f"{path}: the run has no checkpoint yet")
     return run.checkpoint(steps[-1])
+
+
+def _lines(episodes: Iterable[Episode]) -> bytes:
+    text = "".join(episode.model_dump_json() + "\n" for episode in episodes)
+    return gzip.compress(text.encode(), compresslevel=3, mtime=0)
 
 
 def _name(step: int) -> str:

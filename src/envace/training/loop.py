@@ -229,7 +229,7 @@ def _evaluate(
     )
     result = asyncio.run(evaluate(engine.sampler, renderer, tasks, plan))
     seconds = time.monotonic() - began
-    run.write_evaluation(step, {"step": step, **result.model_dump(), "seconds": seconds})
+    run.write_evaluation(step, {"step": step, **result.model_dump(), "seconds": seconds}, result.greedy.shown)
     say(
         f"evaluation after step {step}: real success {result.sampled.success:.3f} sampled, "
         f"{result.greedy.success:.3f} greedy; rehearsed = real {result.rehearsed.fidelity:.3f} sampled, "

@@ -1,0 +1,111 @@
+"""``envace study``."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def study(
+    config: Annotated[Path, typer.Argument(help="Settings: a YAML file, or the name of shipped ones.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="key=value, key.key=value …")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the study; runs/NAME of the settings if not given.")
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="Each run's seed.")] = "0,1,2",
+    vary: Annotated[
+        list[str] | None, typer.Option(help="key=value,value: a variant for each value; several give all combinations.")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Runs at once. [as many as cores, and at least 3 single-threaded ones]")
+    ] = None,
+) -> None:
+    """Trains the same settings with several seeds, and variants of them, and reports what came out with its spread.
+
+    Each run is a process of its own in OUT/[VARIANT/]seed-N. The same command goes on after a kill: finished runs are
+    kept and begun ones resumed. Results: OUT/report.json and OUT/report.html.
+
+    Examples:
+        envace study quickstart
+        envace study quickstart steps=10 --vary responder=rehearsal,simulator,environment,replay --out runs/responders
+    """
+    from envace.study.page import render
+    from envace.study.report import blocks_of, study_report, write_json
+    from envace.study.runs import Failure, execute, plan, seeds_of
+
+    folder = out or Path("runs") / config.stem
+    runs = plan(config, overrides or [], vary or [], seeds_of(seeds), folder)
+    # Three seeds on two cores end soonest when all three run: each gets two thirds of a core.
+    at_once = jobs or max(3, os.cpu_count() or 1)
+    began = time.monotonic()
+    failure = None
+    try:
+        execute(runs, at_once, typer.echo)
+    except Failure as error:
+        failure = error
+    report = study_report(runs)
+    report |= {"settings": str(config), "model": runs[0].settings.model}
+    report |= _took(folder, time.monotonic() - began) | _versions()
+    write_json(folder / "report.json", report)
+    (folder / "report.html").write_text(render(report, f"EnvACE: {config.stem}"), encoding="utf-8")
+    _print(blocks_of(report))
+    typer.echo(f"report: {folder}/report.html and {folder}/report.json")
+    if failure is not None:
+        raise failure
+
+
+def _took(folder: Path, seconds: float) -> dict[str, Any]:
+    """Wall-clock seconds over every start of this study, and the memory its processes held at most."""
+    import json
+    import resource
+
+    held = folder / "report.json"
+    earlier = json.loads(held.read_text(encoding="utf-8")) if held.is_file() else {}
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    return {
+        "wall_seconds": earlier.get("wall_seconds", 0.0) + seconds,
+        "peak_memory_mb_of_a_run": max(peak, earlier.get("peak_memory_mb_of_a_run", 0.0)),
+    }
+
+
+def _versions() -> dict[str, Any]:
+    from importlib.metadata import version
+    from platform import python_version
+
+    return {
+        "versions": {name: version(name) for name in ("envace", "torch", "transformers")} | {"python": python_version()}
+    }
+
+
+def _print(blocks: Sequence[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="real worlds, unseen tasks; share solved, mean of the seeds")
+    for column in ("variant", "before", "after", "gain, points (seeds)", "held out", "rehearsed = real", "calls out"):
+        table.add_column(column, justify="left" if column == "variant" else "right")
+
+    def share(value: float | None) -> str:
+        return "–" if value is None else f"{value:.3f}"
+
+    for block in blocks:
+        gain = block["gain_points"]
+        each = ", ".join("–" if value is None else f"{value:+.1f}" for value in gain["per_seed"])
+        mean = "–" if gain["mean"] is None else f"{gain['mean']:+.1f}"
+        table.add_row(
+            " ".join(block["variant"]) or "all",
+            share(block["success_before"]),
+            share(block["success_after"]),
+            f"{mean} ({each})",
+            f"{share(block['held_out_before'])} → {share(block['held_out_after'])}",
+            f"{share(block['fidelity_before'])} → {share(block['fidelity_after'])}",
+            str(block["external_calls_training"]),
+        )
+    Console().print(table)

@@ -1,0 +1,128 @@
+"""``report.html``: one file that opens anywhere; curves by matplotlib as inline SVG, text escaped by jinja2."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from envace.study.report import blocks_of
+from envace.study.runs import steps_of
+
+CURVES = (
+    ("reward_act", "Reward of acting"),
+    ("reward_rehearse", "Reward of rehearsing"),
+    ("response_validity", "Rehearsed responses that parse"),
+    ("tokens_per_second", "Tokens sampled a second"),
+)
+MEASURES = (
+    ("success", "Real success, sampled"),
+    ("greedy", "Real success, greedy"),
+    ("held_out", "Real success in the world never trained on"),
+    ("fidelity", "Rehearsed = real"),
+)
+TABLE = (
+    ("success", "Success in the real worlds, sampled"),
+    ("greedy", "Success in the real worlds, greedy"),
+    ("held_out", "Success in the world never trained on, sampled"),
+    ("fidelity", "Rehearsed responses equal to the real world's, sampled"),
+    ("fidelity_greedy", "Rehearsed responses equal to the real world's, greedy"),
+    ("fidelity_held_out", "The same in the world never trained on, sampled"),
+)
+COLORS = ("#2b6cb0", "#c05621", "#2f855a", "#805ad5")
+
+
+def render(report: dict[str, Any], title: str) -> str:
+    """The page of a report."""
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    source = (resources.files("envace.study") / "page.html.jinja").read_text(encoding="utf-8")
+    blocks = blocks_of(report)
+    return environment.from_string(source).render(
+        title=title,
+        report=report,
+        blocks=blocks,
+        table=TABLE,
+        curves=_curves(blocks),
+        kinds=_kinds(blocks[0]),
+        pairs=episode_pairs(Path(blocks[0]["runs"][0]["folder"])),
+        percent=lambda value: "–" if value is None else f"{100 * value:.1f} %",
+        points=lambda value: "–" if value is None else f"{value:+.1f}",
+    )
+
+
+def _curves(blocks: Sequence[dict[str, Any]]) -> str:
+    """Every curve as SVG: a thin line a seed, a bold one for their mean, a colour a variant."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "envace"  # the same report gives the same bytes
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(4, 2, figsize=(9, 11), constrained_layout=True)
+    for axis, (key, label) in zip(axes.flat, (*MEASURES, *CURVES), strict=True):
+        for number, block in enumerate(blocks):
+            color = COLORS[number % len(COLORS)]
+            lines = [_points(run, key) for run in block["runs"]]
+            for line in lines:
+                axis.plot(*zip(*line.items(), strict=True), color=color, alpha=0.35, linewidth=0.8) if line else None
+            shared = sorted(set.intersection(*(set(line) for line in lines))) if lines else []
+            if shared:
+                mean = [sum(line[step] for line in lines) / len(lines) for step in shared]
+                name = " ".join(block["variant"]) or "mean of seeds"
+                axis.plot(shared, mean, color=color, linewidth=2, label=name)
+        axis.set_title(label, fontsize=10)
+        axis.set_xlabel("step", fontsize=8)
+        axis.tick_params(labelsize=8)
+        axis.grid(alpha=0.25)
+        if key != "tokens_per_second":
+            axis.set_ylim(-0.02, 1.02)
+    if len(blocks) > 1:
+        axes.flat[0].legend(fontsize=8)
+    text = io.StringIO()
+    figure.savefig(text, format="svg", metadata={"Date": None})
+    pyplot.close(figure)
+    return text.getvalue()[text.getvalue().index("<svg") :]
+
+
+def _points(run: dict[str, Any], key: str) -> dict[int, float]:
+    """A curve's points of one run, by step; what was not measured is left out."""
+    if key in dict(MEASURES):
+        return {one["step"]: one[key] for one in run["evaluations"] if one[key] is not None}
+    file = Path(run["folder"]) / "metrics.jsonl"
+    found = steps_of(Path(run["folder"])) if file.is_file() else iter(())
+    return {step["step"]: step[key] for step in found if step[key] is not None}
+
+
+def _kinds(block: dict[str, Any]) -> list[tuple[str, float | None, float | None]]:
+    """Sampled success by world and by family before and after, mean of the seeds."""
+    runs = [run for run in block["runs"] if run["by_before"] and run["by_after"]]
+    names = sorted({name for run in runs for name in run["by_before"] if ":" in name})
+
+    def mean(when: str, name: str) -> float | None:
+        values = [run[when][name]["share"] for run in runs if name in run[when]]
+        return sum(values) / len(values) if values else None
+
+    return [(name, mean("by_before", name), mean("by_after", name)) for name in names]
+
+
+def episode_pairs(run: Path) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """The same task in the real world before and after training, from the episodes that evaluations keep.
+
+    The first task of each family, so that nobody chose them.
+    """
+    files = sorted((run / "evaluations").glob("step-*.episodes.jsonl.gz"))
+    if len(files) < 2:
+        return []
+    first, last = ({one["task_id"]: one for one in _episodes(file)} for file in (files[0], files[-1]))
+    return [(first[name], last[name]) for name in first if name in last]
+
+
+def _episodes(file: Path) -> list[dict[str, Any]]:
+    with gzip.open(file, "rt", encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]

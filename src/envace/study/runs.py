@@ -1,0 +1,221 @@
+"""A study's runs: every variant with every seed, each an ``envace train`` process of one thread in its own folder."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from envace.config import TrainSettings, dump_settings, load_settings
+from envace.errors import UserError
+from envace.training.checkpoint import SETTINGS, RunFolder
+
+POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run of a study."""
+
+    variant: tuple[str, ...]
+    """The overrides that set it apart, ``responder=replay`` for instance; empty where nothing is varied."""
+    seed: int
+    folder: Path
+    settings: TrainSettings
+
+    @property
+    def title(self) -> str:
+        return " ".join([*self.variant, f"seed {self.seed}"])
+
+    def last_step(self) -> int:
+        """The newest step whose metrics are whole; 0 before the first."""
+        return int((last_metrics(self.folder) or {}).get("step", 0))
+
+    def finished(self) -> bool:
+        """All steps were made, and the last evaluation, where one was asked for, is there."""
+        evaluated = not self.settings.evaluation.worlds or evaluation_file(self.folder, self.settings.steps).is_file()
+        return evaluated and checkpoint_folder(self.folder, self.settings.steps).is_dir()
+
+
+def evaluation_file(folder: Path, step: int) -> Path:
+    return folder / "evaluations" / f"step-{step:06d}.json"
+
+
+def checkpoint_folder(folder: Path, step: int) -> Path:
+    return folder / "checkpoints" / f"step-{step:06d}"
+
+
+def last_metrics(folder: Path) -> dict[str, Any] | None:
+    """The last whole line of a run's metrics."""
+    file = folder / "metrics.jsonl"
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    for line in reversed(lines):
+        try:
+            found: dict[str, Any] = json.loads(line)
+            return found
+        except ValueError:
+            continue  # being written, or cut off by a kill
+    return None
+
+
+def plan(config: Path, overrides: Sequence[str], vary: Sequence[str], seeds: Sequence[int], out: Path) -> list[Planned]:
+    """The runs of a study.
+
+    Args:
+        vary: ``key=value,value…`` each; several give every combination.
+
+    Raises:
+        UserError: settings that are wrong in any variant, no seed or one twice, or a folder that holds a run with other
+            settings.
+    """
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise UserError("--seeds: give different whole numbers, such as 0,1,2")
+    axes = []
+    for axis in vary:
+        key, sign, values = axis.partition("=")
+        if not sign or not key or not all(values.split(",")):
+            raise UserError(f"--vary {axis!r}: write it as key=value,value")
+        axes.append([f"{key}={value}" for value in values.split(",")])
+    runs = []
+    for variant in itertools.product(*axes):
+        for seed in seeds:
+            settings = load_settings(TrainSettings, config, [*overrides, *variant, f"seed={seed}"])
+            folder = out.joinpath(*(part.replace("/", "_") for part in variant), f"seed-{seed}")
+            runs.append(Planned(variant, seed, folder, settings))
+    for run in runs:
+        held = run.folder / SETTINGS
+        if held.is_file() and RunFolder(run.folder).has_results():
+            known = load_settings(TrainSettings, held)
+            if dump_settings(known) != dump_settings(run.settings):
+                raise UserError(
+                    f"{run.folder}: holds a run with other settings (see its {SETTINGS}); "
+                    "choose another --out, or remove that folder"
+                )
+    return runs
+
+
+class Failure(UserError):
+    """A run of the study did not finish."""
+
+
+def execute(runs: Sequence[Planned], jobs: int, say: Callable[[str], None], every: float = 15.0) -> None:
+    """Makes the unfinished runs, at most ``jobs`` at once; finished ones are kept and begun ones resumed.
+
+    The first Ctrl-C lets every run finish its step and save.
+
+    Raises:
+        Failure: a run failed (its last lines are in the message), once the others have ended, or the study was
+            interrupted.
+    """
+    waiting = [run for run in runs if not run.finished()]
+    for run in runs:
+        if run not in waiting:
+            say(f"{run.title}: finished before, kept")
+    active: dict[subprocess.Popen[bytes], Planned] = {}
+    failed: list[tuple[Planned, str]] = []
+    told = time.monotonic()
+    with _interruptible(active) as interrupted:
+        while waiting or active:
+            while waiting and len(active) < jobs and not interrupted():
+                run = waiting.pop(0)
+                active[_start(run)] = run
+                say(f"{run.title}: {'resumed' if run.last_step() else 'started'} in {run.folder}")
+            if interrupted():
+                waiting = []
+            for process in [one for one in active if one.poll() is not None]:
+                run = active.pop(process)
+                if process.returncode:
+                    failed.append((run, _tail(run.folder)))
+                    say(f"{run.title}: failed")
+                elif run.finished():
+                    say(f"{run.title}: finished")
+            if active and time.monotonic() - told >= every:
+                told = time.monotonic()
+                say("; ".join(progress(run) for run in active.values()))
+            time.sleep(POLL_SECONDS)
+        if interrupted():
+            raise Failure("stopped; the same command goes on from where each run was saved")
+    if failed:
+        run, tail = failed[0]
+        more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
+        raise Failure(f"{run.title}{more} failed; {run.folder}/output.txt ends with:\n{tail}")
+
+
+def progress(run: Planned) -> str:
+    """A running run in a few words."""
+    metrics = last_metrics(run.folder)
+    if metrics is None:
+        return f"{run.title}: starting"
+    reward = metrics.get("reward")
+    shown = "" if reward is None else f", reward {reward:.2f}"
+    return f"{run.title}: step {metrics['step']}/{run.settings.steps}{shown}"
+
+
+def _start(run: Planned) -> subprocess.Popen[bytes]:
+    """The process; in a session of its own, so that a terminal's Ctrl-C reaches it through the study alone, and once."""
+    run.folder.mkdir(parents=True, exist_ok=True)
+    if (run.folder / SETTINGS).is_file() and RunFolder(run.folder).has_results():
+        command = ["train", "--resume", str(run.folder)]
+    else:
+        file = run.folder / "study.yaml"
+        file.write_text(dump_settings(run.settings), encoding="utf-8")
+        command = ["train", str(file), "--out", str(run.folder)]
+    threads = str(run.settings.engine.threads)
+    environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    with (run.folder / "output.txt").open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "envace", *command],
+            stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment, start_new_session=True,
+        )  # fmt: skip
+
+
+def _tail(folder: Path, lines: int = 5) -> str:
+    return "\n".join((folder / "output.txt").read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+
+
+class _interruptible:
+    """Passes the first interrupt on to the running processes, and a second one as a kill."""
+
+    def __init__(self, active: dict[subprocess.Popen[bytes], Planned]) -> None:
+        self._active, self._count = active, 0
+
+    def __enter__(self) -> Callable[[], bool]:
+        self._previous = {kind: signal.signal(kind, self._stop) for kind in (signal.SIGINT, signal.SIGTERM)}
+        return lambda: self._count > 0
+
+    def _stop(self, signum: int, frame: Any) -> None:
+        self._count += 1
+        for process in self._active:
+            process.send_signal(signal.SIGINT if self._count == 1 else signal.SIGKILL)
+
+    def __exit__(self, *exception: object) -> None:
+        for process in self._active:  # an error here must not leave processes behind
+            process.kill()
+        for kind, handler in self._previous.items():
+            signal.signal(kind, handler)
+
+
+def seeds_of(text: str) -> list[int]:
+    """``0,1,2`` as numbers.
+
+    Raises:
+        UserError: it is something else.
+    """
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"--seeds {text!r}: give whole numbers separated by commas") from None
+
+
+def steps_of(folder: Path) -> Iterator[dict[str, Any]]:
+    """A run's metrics, step by step."""
+    for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+        yield json.loads(line)
