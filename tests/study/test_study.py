@@ -1,0 +1,198 @@
+"""Reports from hand-made run folders with hand-worked figures; then a small study that is killed and goes on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from transformers import Qwen3Config, Qwen3ForCausalLM
+from typer.testing import CliRunner
+
+from envace.cli import app
+from envace.errors import UserError
+from envace.study.page import render
+from envace.study.report import spread, study_report
+from envace.study.runs import plan, seeds_of
+from tests.chatml import tokenizer
+
+
+def evaluation(step: int, success: float, fidelity: float) -> dict:
+    def by(value: float) -> dict:
+        return {"in_training": {"share": value}, "family:<script>": {"share": value}}
+
+    return {
+        "step": step,
+        "seconds": 3.0,
+        "external_calls": 7,
+        "sampled": {"by": by(success)},
+        "greedy": {"by": by(success + 0.1)},
+        "rehearsed": {"by": by(fidelity)},
+        "rehearsed_greedy": {"by": by(fidelity)},
+    }
+
+
+def step(number: int) -> dict:
+    return {
+        "step": number, "seconds": 2.0, "external_calls": 0, "not_scored": 1, "tokens_sampled": 100, "tokens_trained": 80.0,
+        "tokens_computed": 300.0, "reward": 0.5, "reward_act": 0.5, "reward_rehearse": None, "response_validity": 1.0,
+        "tokens_per_second": 50.0,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def config(tmp_path) -> Path:
+    file = tmp_path / "settings.yaml"
+    file.write_text(
+        yaml.safe_dump(
+            {"model": "none", "tasks": {"worlds": ["orders"]}, "steps": 2, "evaluation": {"worlds": ["orders"]}}
+        )
+    )
+    return file
+
+
+def make_runs(config: Path, out: Path, results: list[tuple[float, float]]) -> None:
+    for seed, (before, after) in enumerate(results):
+        folder = out / f"seed-{seed}"
+        (folder / "evaluations").mkdir(parents=True)
+        (folder / "checkpoints" / "step-000002").mkdir(parents=True)
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(step(number)) + "\n" for number in (1, 2)))
+        for number, value in ((0, before), (2, after)):
+            file = folder / "evaluations" / f"step-{number:06d}.json"
+            file.write_text(json.dumps(evaluation(number, value, 0.9)))
+
+
+def test_the_report_holds_means_and_spread_over_seeds(config, tmp_path):
+    make_runs(config, tmp_path / "out", [(0.25, 0.5), (0.35, 0.7)])
+    report = study_report(plan(config, [], [], [0, 1], tmp_path / "out"))
+    assert report["success_before"] == pytest.approx(0.3)
+    assert report["success_after"] == pytest.approx(0.6)
+    # Gains of 25 and 35 points: mean 30, sample deviation sqrt((25 + 25) / 1).
+    gain = report["gain_points"]
+    assert gain["per_seed"] == pytest.approx([25, 35])
+    assert (gain["mean"], gain["std"]) == pytest.approx((30, 50**0.5))
+    assert report["greedy_after"] == pytest.approx(0.7)
+    assert report["fidelity_gain_points"]["mean"] == pytest.approx(0)
+    assert (report["external_calls_training"], report["external_calls_evaluation"]) == (0, 28)
+    assert (report["not_scored"], report["tokens_sampled"], report["tokens_trained"]) == (4, 400, 320)
+    assert report["finished"] is True
+    # Two steps of 2 s and two evaluations of 3 s.
+    assert [run["seconds"] for run in report["runs"]] == [10, 10]
+
+
+def test_what_was_not_measured_is_none_and_never_zero(config, tmp_path):
+    make_runs(config, tmp_path / "out", [(0.25, 0.5)])
+    (tmp_path / "out" / "seed-0" / "evaluations" / "step-000002.json").unlink()
+    report = study_report(plan(config, [], [], [0, 1], tmp_path / "out"))
+    assert report["held_out_before"] is None
+    assert report["success_after"] is None
+    assert report["gain_points"]["mean"] is None
+    assert report["finished"] is False
+    assert "not finished" in render(report, "title")
+    assert spread([1.0, None]) == {"mean": 1.0, "std": None, "min": 1.0, "max": 1.0, "per_seed": [1.0, None]}
+
+
+def test_variants_are_reported_apart_and_text_is_escaped(config, tmp_path):
+    for value in ("rehearsal", "replay"):
+        make_runs(config, tmp_path / "out" / f"responder={value}", [(0.2, 0.4)])
+    runs = plan(config, [], ["responder=rehearsal,replay"], [0], tmp_path / "out")
+    report = study_report(runs)
+    assert [block["variant"] for block in report["variants"]] == [["responder=rehearsal"], ["responder=replay"]]
+    page = render(report, "<b>title</b>")
+    assert "family:&lt;script&gt;" in page
+    assert "<script" not in page
+    assert "<b>title</b>" not in page
+    assert page.count("<svg") == 1
+
+
+def test_wrong_arguments_are_named(config, tmp_path):
+    with pytest.raises(UserError, match="--seeds 'one': give whole numbers"):
+        seeds_of("one")
+    with pytest.raises(UserError, match="--seeds: give different"):
+        plan(config, [], [], [1, 1], tmp_path)
+    with pytest.raises(UserError, match="--vary 'responder': write it as key=value,value"):
+        plan(config, [], ["responder"], [0], tmp_path)
+    with pytest.raises(UserError, match="unknown key 'respondr'"):
+        plan(config, [], ["respondr=replay"], [0], tmp_path)
+
+
+@pytest.fixture
+def trainable(tmp_path) -> Path:
+    torch.manual_seed(0)
+    words = tokenizer()
+    config = Qwen3Config(
+        vocab_size=len(words), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1,
+        num_key_value_heads=1, head_dim=16, eos_token_id=words.eos_token_id, tie_word_embeddings=True,
+    )  # fmt: skip
+    Qwen3ForCausalLM(config).save_pretrained(tmp_path / "model")
+    words.save_pretrained(tmp_path / "model")
+    data = {
+        "model": str(tmp_path / "model"), "tasks": {"worlds": ["orders"], "count": 4}, "rehearse": {"prompt": "brief"},
+        "act_sampling": {"max_tokens": 20}, "rehearse_sampling": {"max_tokens": 10}, "group_size": 2, "tasks_per_step": 2,
+        "steps": 30, "checkpoint_every": 1, "engine": {"lr": 1e-3, "device": "cpu"},
+    }  # fmt: skip
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(data))
+    return tmp_path / "small.yaml"
+
+
+def test_a_killed_study_goes_on_and_keeps_what_is_finished(trainable, tmp_path):
+    out = tmp_path / "out"
+    command = [
+        sys.executable,
+        "-m",
+        "envace",
+        "study",
+        str(trainable),
+        "--seeds",
+        "0,1",
+        "--jobs",
+        "1",
+        "--out",
+        str(out),
+    ]
+    study = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+    metrics = out / "seed-0" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (metrics.is_file() and metrics.read_bytes().count(b"\n") >= 2):
+        assert study.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    for process in [study.pid, *children(study.pid)]:
+        os.kill(process, signal.SIGKILL)
+    study.wait()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "seed 0: resumed" in done.stdout
+    report = json.loads((out / "report.json").read_text())
+    assert report["finished"] is True
+    assert [run["steps"] for run in report["runs"]] == [30, 30]
+    assert report["success_after"] is None
+    again = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert "seed 0: finished before, kept" in again.stdout
+    changed = subprocess.run([*command, "steps=31"], capture_output=True, text=True, timeout=120, check=False)
+    assert changed.returncode == 2
+    assert "holds a run with other settings" in changed.stderr
+
+
+def children(parent: int) -> list[int]:
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = status.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == parent:
+            found.append(int(status.parent.name))
+    return found
+
+
+def test_a_failed_run_is_named_with_its_last_lines(config, tmp_path):
+    result = CliRunner().invoke(app, ["study", str(config), "--seeds", "0", "--out", str(tmp_path / "out")])
+    assert isinstance(result.exception, UserError)
+    assert "seed 0 failed" in str(result.exception)
+    assert "none" in str(result.exception)
