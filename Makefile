@@ -5,13 +5,17 @@ BIN := .venv/bin
 export OMP_NUM_THREADS := 1
 export MKL_NUM_THREADS := 1
 
-.PHONY: tiny test lint types clean
+.PHONY: quickstart tiny test lint types clean
 
-# A tiny policy from nothing: tokenizer, random weights, warm start in both roles, then training by world rehearsal.
+# World rehearsal from the shipped policy with three seeds; the same command goes on after an interruption.
+quickstart: .venv/installed
+	$(BIN)/envace study quickstart --seeds 0,1,2 --out runs/quickstart
+
+# The shipped policy from nothing: tokenizer, random weights, and a warm start of both roles in two stages.
 tiny: .venv/installed
-	$(BIN)/python recipes/tiny/make_policy.py runs/tiny/start runs/tiny/trajectories.jsonl.gz --count 4000
-	$(BIN)/envace sft recipes/tiny/sft.yaml
-	$(BIN)/envace train tiny --out runs/tiny/rehearsal
+	$(BIN)/python recipes/tiny/make_policy.py runs/tiny/start
+	$(BIN)/envace sft recipes/tiny/sft-1.yaml
+	$(BIN)/envace sft recipes/tiny/sft-2.yaml
 
 test: lint types tests/tokenizers/node_modules
 	$(BIN)/python -m pytest -n 2 --dist worksteal

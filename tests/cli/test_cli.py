@@ -156,16 +156,16 @@ def test_resuming_what_is_no_run(envace, tmp_path):
 
 
 def test_shipped_settings_are_found_by_name_and_read(envace, tmp_path):
-    settings = load_settings(TrainSettings, Path("tiny"), ["steps=7"])
-    assert (settings.model, settings.steps, settings.responder) == ("runs/tiny/sft/model", 7, "rehearsal")
-    with pytest.raises(UserError, match=r"tinny: no such settings file; did you mean 'tiny'\?"):
-        load_settings(TrainSettings, Path("tinny"))
+    settings = load_settings(TrainSettings, Path("quickstart"), ["steps=7"])
+    assert (settings.model, settings.steps, settings.responder) == ("tiny", 7, "rehearsal")
+    with pytest.raises(UserError, match=r"quickstrat: no such settings file; did you mean 'quickstart'\?"):
+        load_settings(TrainSettings, Path("quickstrat"))
     done = envace("train", "moon", cwd=tmp_path)
-    assert (done.returncode, "moon: no such settings file; shipped ones: tiny" in done.stderr) == (2, True)
+    assert (done.returncode, "moon: no such settings file; shipped ones: quickstart" in done.stderr) == (2, True)
 
 
 def test_settings_written_out_are_the_settings_read_back(tmp_path):
-    settings = load_settings(TrainSettings, Path("tiny"), ["engine.lora={r: 4}", "algorithm.freeze=[rehearse]"])
+    settings = load_settings(TrainSettings, Path("quickstart"), ["engine.lora={r: 4}", "algorithm.freeze=[rehearse]"])
     (tmp_path / "settings.yaml").write_text(dump_settings(settings))
     assert load_settings(TrainSettings, tmp_path / "settings.yaml") == settings
     assert yaml.safe_load(dump_settings(settings))["evaluation"]["probes"] == 4  # defaults are written out
