@@ -24,6 +24,7 @@ from envace.types import (
     Reference,
     ReplyContains,
     ReplyMatches,
+    ResponseConsistent,
     Task,
     ToolCall,
     WorldGoal,
@@ -205,6 +206,8 @@ class _Draft:
             checks.append(ReplyContains(id="facts", facts=facts, weight=2, required_for_next_turn=True))
         if pattern:
             checks.append(ReplyMatches(id="reply", pattern=pattern, weight=2, required_for_next_turn=True))
+        # What succeeds in an imagined world that contradicts the records is no success.
+        checks.append(ResponseConsistent(id="records"))
         self.checks.append(tuple(checks))
         self.facts.append(facts)
 
