@@ -52,7 +52,7 @@ def study(
         failure = error
     report = study_report(runs)
     report |= {"settings": str(config), "model": runs[0].settings.model}
-    report |= _took(folder, time.monotonic() - began) | _versions()
+    report |= _took(folder, time.monotonic() - began, min(at_once, len(runs))) | _versions()
     write_json(folder / "report.json", report)
     (folder / "report.html").write_text(render(report, f"EnvACE: {config.stem}"), encoding="utf-8")
     _print(blocks_of(report))
@@ -61,17 +61,17 @@ def study(
         raise failure
 
 
-def _took(folder: Path, seconds: float) -> dict[str, Any]:
-    """Wall-clock seconds over every start of this study, and the memory its processes held at most."""
+def _took(folder: Path, seconds: float, at_once: int) -> dict[str, Any]:
+    """Wall-clock seconds over every start of this study, and a bound on its memory: so many times its largest process."""
     import json
     import resource
 
     held = folder / "report.json"
     earlier = json.loads(held.read_text(encoding="utf-8")) if held.is_file() else {}
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    peak = at_once * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     return {
         "wall_seconds": earlier.get("wall_seconds", 0.0) + seconds,
-        "peak_memory_mb_of_a_run": max(peak, earlier.get("peak_memory_mb_of_a_run", 0.0)),
+        "peak_memory_mb": max(peak, earlier.get("peak_memory_mb", 0.0)),
     }
 
 
@@ -108,4 +108,5 @@ def _print(blocks: Sequence[dict[str, Any]]) -> None:
             f"{share(block['fidelity_before'])} → {share(block['fidelity_after'])}",
             str(block["external_calls_training"]),
         )
-    Console().print(table)
+    console = Console()
+    (console if console.is_terminal else Console(width=120)).print(table)
