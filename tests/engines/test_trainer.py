@@ -1,4 +1,6 @@
 import random
+from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -163,6 +165,25 @@ def test_supervised_updates_lower_the_loss(folder):
     engine = LocalEngine(str(folder), LocalEngineSettings(lr=1e-2, device="cpu"))
     losses = [engine.supervised_update(random_rows(4)).metrics["loss"] for _ in range(12)]
     assert losses[-1] < 0.7 * losses[0]
+
+
+def test_the_weight_of_a_role_leaves_its_kl_alone():
+    start = build("qwen3")
+    with torch.no_grad():
+        for parameter in start.parameters():
+            parameter += 0.05 * torch.randn_like(parameter)
+
+    @contextmanager
+    def reference():
+        yield start
+
+    def pull(weight: float) -> torch.Tensor:
+        """What the KL adds to the gradient of rows of this weight."""
+        rows = [replace(one, weight=weight) for one in random_rows(4)]
+        return gradient(rows, kl=0.3, reference=reference)[1] - gradient(rows)[1]
+
+    assert float(pull(0.1).norm()) > 1e-3
+    assert torch.allclose(pull(0.1), pull(1.0), atol=1e-5)
 
 
 def test_kl_is_zero_at_the_start_and_positive_after_a_step(folder):

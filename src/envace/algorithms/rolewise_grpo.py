@@ -33,8 +33,8 @@ class AlgorithmSettings(Frozen):
         default="zero", description="advantage where a baseline has one value; reward: as the released code"
     )
     freeze: tuple[Role, ...] = Field(default=(), description="roles that are not trained (ablation)")
-    act_weight: float = Field(default=1.0, ge=0, description="multiplies Act's loss")
-    rehearse_weight: float = Field(default=1.0, ge=0, description="multiplies Rehearse's loss")
+    act_weight: float = Field(default=1.0, ge=0, description="multiplies Act's loss, its KL apart")
+    rehearse_weight: float = Field(default=1.0, ge=0, description="multiplies Rehearse's loss, its KL apart")
     drop_no_variance: bool = Field(default=False, description="leave out groups without variance (DAPO)")
     clip_low: float = Field(default=0.2, gt=0, lt=1, description="a token's ratio is clipped below 1 - clip_low")
     clip_high: float = Field(default=0.2, gt=0, description="above clip_low it is clip-higher (DAPO)")

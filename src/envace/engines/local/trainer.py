@@ -167,7 +167,9 @@ class Trainer:
         if reference is not None:
             divergence = kl_k3(logprobs, reference)
             sums["kl"] += float((divergence.detach() * mask).sum())
-            losses = losses + self._kl * divergence
+            # Not weighed by role: a role that learns less is not to be anchored less.
+            penalty = self._kl * token_sum(divergence, mask, torch.ones_like(batch["weights"]))
+            return token_sum(losses, mask, batch["weights"]) + penalty
         return token_sum(losses, mask, batch["weights"])
 
     def _logprobs(self, model: Any, batch: dict[str, Tensor], shared: SharedPrefixes | None) -> Tensor:
