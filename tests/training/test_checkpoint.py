@@ -37,7 +37,7 @@ def test_what_came_after_a_checkpoint_is_forgotten_and_a_cut_line_too(tmp_path):
     run.forget_after(2)
     assert [json.loads(line)["step"] for line in run.metrics.read_text().splitlines()] == [1, 2]
     for folder in ("rollouts", "evaluations", "checkpoints"):
-        steps = sorted(path.name.partition(".")[0] for path in (run.path / folder).iterdir())
+        steps = sorted({path.name.partition(".")[0] for path in (run.path / folder).iterdir()})
         assert steps == ["step-000001", "step-000002"]
 
 
