@@ -8,16 +8,14 @@ from typing import NamedTuple
 
 import jsonschema
 import pytest
-import torch
 import yaml
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from envace.cli import main
 from envace.config import TrainSettings, dump_settings, load_settings
 from envace.errors import UserError
 from envace.types import Task
 from envace.worlds.tasks import build_tasks
-from tests.chatml import tokenizer
+from tests.chatml import save_policy
 
 
 class Done(NamedTuple):
@@ -221,14 +219,7 @@ def test_help_imports_no_torch():
 
 
 def test_a_policy_and_a_run_are_evaluated(envace, tmp_path):
-    words = tokenizer()
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=len(words), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1,
-        num_key_value_heads=1, head_dim=16, eos_token_id=words.eos_token_id, tie_word_embeddings=True,
-    )  # fmt: skip
-    Qwen3ForCausalLM(config).save_pretrained(tmp_path / "model")
-    words.save_pretrained(tmp_path / "model")
+    save_policy(tmp_path / "model")
     asked = ("--worlds", "orders,hotel", "--tasks", 2, "--probes", 2, "--prompt", "brief")
     done = envace("eval", tmp_path / "model", *asked, "--max-tokens", 8, "--json")
     result = json.loads(done.stdout)

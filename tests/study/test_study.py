@@ -9,9 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
-from transformers import Qwen3Config, Qwen3ForCausalLM
 from typer.testing import CliRunner
 
 from envace.cli import app
@@ -19,7 +17,7 @@ from envace.errors import UserError
 from envace.study.page import render
 from envace.study.report import spread, study_report
 from envace.study.runs import plan, seeds_of
-from tests.chatml import tokenizer
+from tests.chatml import save_policy
 
 
 def evaluation(step: int, success: float, fidelity: float) -> dict:
@@ -123,14 +121,7 @@ def test_wrong_arguments_are_named(config, tmp_path):
 
 @pytest.fixture
 def trainable(tmp_path) -> Path:
-    torch.manual_seed(0)
-    words = tokenizer()
-    config = Qwen3Config(
-        vocab_size=len(words), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1,
-        num_key_value_heads=1, head_dim=16, eos_token_id=words.eos_token_id, tie_word_embeddings=True,
-    )  # fmt: skip
-    Qwen3ForCausalLM(config).save_pretrained(tmp_path / "model")
-    words.save_pretrained(tmp_path / "model")
+    save_policy(tmp_path / "model")
     data = {
         "model": str(tmp_path / "model"), "tasks": {"worlds": ["orders"], "count": 4}, "rehearse": {"prompt": "brief"},
         "act_sampling": {"max_tokens": 20}, "rehearse_sampling": {"max_tokens": 10}, "group_size": 2, "tasks_per_step": 2,

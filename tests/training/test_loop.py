@@ -13,7 +13,6 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from envace.config import TrainSettings, load_settings
 from envace.errors import UserError
@@ -21,7 +20,7 @@ from envace.training.checkpoint import RunFolder
 from envace.training.loop import train
 from envace.types import Episode, Role
 from envace.worlds.base import World
-from tests.chatml import tokenizer
+from tests.chatml import save_policy
 
 DRIVER = Path(__file__).with_name("driver.py")
 
@@ -30,14 +29,7 @@ DRIVER = Path(__file__).with_name("driver.py")
 def settings(tmp_path_factory) -> Path:
     """Three steps of a small random model; its episodes end at once or after some calls that nobody understands."""
     folder = tmp_path_factory.mktemp("policy")
-    torch.manual_seed(0)
-    words = tokenizer()
-    config = Qwen3Config(
-        vocab_size=len(words), hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, head_dim=16, initializer_range=0.2, eos_token_id=words.eos_token_id, tie_word_embeddings=True,
-    )  # fmt: skip
-    Qwen3ForCausalLM(config).save_pretrained(folder / "model")
-    words.save_pretrained(folder / "model")
+    save_policy(folder / "model", size=32, intermediate=48, layers=2, scale=0.2)
     data = {
         "model": str(folder / "model"),
         "tasks": {"worlds": ["orders"], "count": 6},
@@ -93,13 +85,12 @@ def test_killed_and_resumed_equals_undisturbed_to_the_last_bit(settings, undistu
         assert first == second
     assert sorted(folder.name for folder in (out / "checkpoints").iterdir()) == ["step-000002", "step-000003"]
     optimizers = [
-        torch.load(run / "checkpoints" / "step-000003" / "trainer_state.pt", weights_only=True)["optimizer"]["parts"][
-            0
-        ]["state"]
+        torch.load(run / "checkpoints" / "step-000003" / "trainer_state.pt", weights_only=True)["optimizer"]["parts"]
         for run in (undisturbed, out)
     ]
-    for number, state in optimizers[0].items():
-        assert all(torch.equal(value, optimizers[1][number][name]) for name, value in state.items())
+    for one, other in zip(*optimizers, strict=True):
+        for number, state in one["state"].items():
+            assert all(torch.equal(value, other["state"][number][name]) for name, value in state.items())
 
 
 def test_training_moves_the_weights(settings, undisturbed):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -37,8 +38,9 @@ def study(
         envace study quickstart steps=10 --vary responder=rehearsal,simulator,environment,replay --out runs/responders
     """
     from envace.study.page import render
-    from envace.study.report import blocks_of, study_report, write_json
+    from envace.study.report import blocks_of, study_report
     from envace.study.runs import Failure, execute, plan, seeds_of
+    from envace.training.checkpoint import write_whole
 
     folder = out or Path("runs") / config.stem
     runs = plan(config, overrides or [], vary or [], seeds_of(seeds), folder)
@@ -53,8 +55,8 @@ def study(
     report = study_report(runs)
     report |= {"settings": str(config), "model": runs[0].settings.model}
     report |= _took(folder, time.monotonic() - began, min(at_once, len(runs))) | _versions()
-    write_json(folder / "report.json", report)
-    (folder / "report.html").write_text(render(report, f"EnvACE: {config.stem}"), encoding="utf-8")
+    write_whole(folder / "report.json", json.dumps(report, indent=1, allow_nan=False).encode() + b"\n")
+    write_whole(folder / "report.html", render(report, f"EnvACE: {config.stem}").encode())
     _print(blocks_of(report))
     typer.echo(f"report: {folder}/report.html and {folder}/report.json")
     if failure is not None:
@@ -63,7 +65,6 @@ def study(
 
 def _took(folder: Path, seconds: float, at_once: int) -> dict[str, Any]:
     """Wall-clock seconds over every start of this study, and a bound on its memory: so many times its largest process."""
-    import json
     import resource
 
     held = folder / "report.json"

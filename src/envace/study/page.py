@@ -13,7 +13,7 @@ from typing import Any
 import jinja2
 
 from envace.study.report import blocks_of
-from envace.study.runs import steps_of
+from envace.training.checkpoint import RunFolder
 
 CURVES = (
     ("reward_act", "Reward of acting"),
@@ -45,7 +45,6 @@ def render(report: dict[str, Any], title: str) -> str:
     blocks = blocks_of(report)
     return environment.from_string(source).render(
         title=title,
-        report=report,
         blocks=blocks,
         table=TABLE,
         curves=_curves(blocks),
@@ -64,18 +63,20 @@ def _curves(blocks: Sequence[dict[str, Any]]) -> str:
     matplotlib.rcParams["svg.hashsalt"] = "envace"  # the same report gives the same bytes
     from matplotlib import pyplot
 
+    colored = [
+        ([_curves_of(run) for run in block["runs"]], COLORS[number % len(COLORS)], " ".join(block["variant"]))
+        for number, block in enumerate(blocks)
+    ]
     figure, axes = pyplot.subplots(4, 2, figsize=(9, 11), constrained_layout=True)
     for axis, (key, label) in zip(axes.flat, (*MEASURES, *CURVES), strict=True):
-        for number, block in enumerate(blocks):
-            color = COLORS[number % len(COLORS)]
-            lines = [_points(run, key) for run in block["runs"]]
+        for runs, color, variant in colored:
+            lines = [run[key] for run in runs]
             for line in lines:
-                axis.plot(*zip(*line.items(), strict=True), color=color, alpha=0.35, linewidth=0.8) if line else None
-            shared = sorted(set.intersection(*(set(line) for line in lines))) if lines else []
+                axis.plot([*line.keys()], [*line.values()], color=color, alpha=0.35, linewidth=0.8)
+            shared = sorted(set.intersection(*(set(line) for line in lines)))
             if shared:
                 mean = [sum(line[step] for line in lines) / len(lines) for step in shared]
-                name = " ".join(block["variant"]) or "mean of seeds"
-                axis.plot(shared, mean, color=color, linewidth=2, label=name)
+                axis.plot(shared, mean, color=color, linewidth=2, label=variant)
         axis.set_title(label, fontsize=10)
         axis.set_xlabel("step", fontsize=8)
         axis.tick_params(labelsize=8)
@@ -90,13 +91,11 @@ def _curves(blocks: Sequence[dict[str, Any]]) -> str:
     return text.getvalue()[text.getvalue().index("<svg") :]
 
 
-def _points(run: dict[str, Any], key: str) -> dict[int, float]:
-    """A curve's points of one run, by step; what was not measured is left out."""
-    if key in dict(MEASURES):
-        return {one["step"]: one[key] for one in run["evaluations"] if one[key] is not None}
-    file = Path(run["folder"]) / "metrics.jsonl"
-    found = steps_of(Path(run["folder"])) if file.is_file() else iter(())
-    return {step["step"]: step[key] for step in found if step[key] is not None}
+def _curves_of(run: dict[str, Any]) -> dict[str, dict[int, float]]:
+    """Every curve's points of one run, by step; what was not measured is left out."""
+    steps = RunFolder(Path(run["folder"])).read_metrics()
+    sources = {key: run["evaluations"] for key, _ in MEASURES} | {key: steps for key, _ in CURVES}
+    return {key: {one["step"]: one[key] for one in found if one[key] is not None} for key, found in sources.items()}
 
 
 def _kinds(block: dict[str, Any]) -> list[tuple[str, float | None, float | None]]:

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from envace.study.runs import Planned, steps_of
+from envace.study.runs import Planned
+from envace.training.checkpoint import RunFolder
 
 BEFORE_AFTER = ("success", "greedy", "held_out", "fidelity", "fidelity_greedy", "fidelity_held_out")
+
+TOTALS = (
+    "external_calls_training",
+    "external_calls_evaluation",
+    "not_scored",
+    "tokens_sampled",
+    "tokens_trained",
+    "tokens_computed",
+)
 
 
 def spread(values: Sequence[float | None]) -> dict[str, Any]:
@@ -51,7 +60,7 @@ def measured(evaluation: dict[str, Any] | None) -> dict[str, float | None]:
 
 def run_report(run: Planned) -> dict[str, Any]:
     """One run, from its folder."""
-    steps = list(steps_of(run.folder)) if (run.folder / "metrics.jsonl").is_file() else []
+    steps = RunFolder(run.folder).read_metrics()
     evaluations = sorted((run.folder / "evaluations").glob("step-*.json"))
     every = [json.loads(file.read_text(encoding="utf-8")) for file in evaluations]
     by_step = {found["step"]: found for found in every}
@@ -85,9 +94,7 @@ def variant_report(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
             found[f"{name}_{when}"] = spread([run[when][name] for run in runs])["mean"]
         gains = [_difference(run["after"][name], run["before"][name]) for run in runs]
         found["gain_points" if name == "success" else f"{name}_gain_points"] = spread(gains)
-    for name in ("external_calls_training", "external_calls_evaluation", "not_scored"):
-        found[name] = sum(run[name] for run in runs)
-    for name in ("tokens_sampled", "tokens_trained", "tokens_computed"):
+    for name in TOTALS:
         found[name] = sum(run[name] for run in runs)
     return found | {"finished": all(run["finished"] for run in runs), "runs": list(runs)}
 
@@ -105,13 +112,6 @@ def blocks_of(report: dict[str, Any]) -> list[dict[str, Any]]:
     """A report's variants, be there one or several."""
     found: list[dict[str, Any]] = report.get("variants", [report])
     return found
-
-
-def write_json(path: Path, report: dict[str, Any]) -> None:
-    """Whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    partial.rename(path)
 
 
 def _difference(after: float | None, before: float | None) -> float | None:

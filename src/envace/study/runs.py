@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from envace.config import TrainSettings, dump_settings, load_settings
 from envace.errors import UserError
-from envace.training.checkpoint import SETTINGS, RunFolder
+from envace.training.checkpoint import SETTINGS, RunFolder, has_run, write_whole
 
 POLL_SECONDS = 0.5
 
@@ -35,35 +35,11 @@ class Planned:
     def title(self) -> str:
         return " ".join([*self.variant, f"seed {self.seed}"])
 
-    def last_step(self) -> int:
-        """The newest step whose metrics are whole; 0 before the first."""
-        return int((last_metrics(self.folder) or {}).get("step", 0))
-
     def finished(self) -> bool:
         """All steps were made, and the last evaluation, where one was asked for, is there."""
-        evaluated = not self.settings.evaluation.worlds or evaluation_file(self.folder, self.settings.steps).is_file()
-        return evaluated and checkpoint_folder(self.folder, self.settings.steps).is_dir()
-
-
-def evaluation_file(folder: Path, step: int) -> Path:
-    return folder / "evaluations" / f"step-{step:06d}.json"
-
-
-def checkpoint_folder(folder: Path, step: int) -> Path:
-    return folder / "checkpoints" / f"step-{step:06d}"
-
-
-def last_metrics(folder: Path) -> dict[str, Any] | None:
-    """The last whole line of a run's metrics."""
-    file = folder / "metrics.jsonl"
-    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-    for line in reversed(lines):
-        try:
-            found: dict[str, Any] = json.loads(line)
-            return found
-        except ValueError:
-            continue  # being written, or cut off by a kill
-    return None
+        run, last = RunFolder(self.folder), self.settings.steps
+        evaluated = not self.settings.evaluation.worlds or run.evaluation(last).is_file()
+        return evaluated and last in run.checkpoints()
 
 
 def plan(config: Path, overrides: Sequence[str], vary: Sequence[str], seeds: Sequence[int], out: Path) -> list[Planned]:
@@ -91,14 +67,11 @@ def plan(config: Path, overrides: Sequence[str], vary: Sequence[str], seeds: Seq
             folder = out.joinpath(*(part.replace("/", "_") for part in variant), f"seed-{seed}")
             runs.append(Planned(variant, seed, folder, settings))
     for run in runs:
-        held = run.folder / SETTINGS
-        if held.is_file() and RunFolder(run.folder).has_results():
-            known = load_settings(TrainSettings, held)
-            if dump_settings(known) != dump_settings(run.settings):
-                raise UserError(
-                    f"{run.folder}: holds a run with other settings (see its {SETTINGS}); "
-                    "choose another --out, or remove that folder"
-                )
+        if has_run(run.folder) and load_settings(TrainSettings, run.folder / SETTINGS) != run.settings:
+            raise UserError(
+                f"{run.folder}: holds a run with other settings (see its {SETTINGS}); "
+                "choose another --out, or remove that folder"
+            )
     return runs
 
 
@@ -126,8 +99,9 @@ def execute(runs: Sequence[Planned], jobs: int, say: Callable[[str], None], ever
         while waiting or active:
             while waiting and len(active) < jobs and not interrupted():
                 run = waiting.pop(0)
-                active[_start(run)] = run
-                say(f"{run.title}: {'resumed' if run.last_step() else 'started'} in {run.folder}")
+                begun = has_run(run.folder)
+                active[_start(run, begun)] = run
+                say(f"{run.title}: {'resumed' if begun else 'started'} in {run.folder}")
             if interrupted():
                 waiting = []
             for process in [one for one in active if one.poll() is not None]:
@@ -151,22 +125,23 @@ def execute(runs: Sequence[Planned], jobs: int, say: Callable[[str], None], ever
 
 def progress(run: Planned) -> str:
     """A running run in a few words."""
-    metrics = last_metrics(run.folder)
-    if metrics is None:
+    lines = RunFolder(run.folder).read_metrics()
+    if not lines:
         return f"{run.title}: starting"
+    metrics = lines[-1]
     reward = metrics.get("reward")
     shown = "" if reward is None else f", reward {reward:.2f}"
     return f"{run.title}: step {metrics['step']}/{run.settings.steps}{shown}"
 
 
-def _start(run: Planned) -> subprocess.Popen[bytes]:
+def _start(run: Planned, begun: bool) -> subprocess.Popen[bytes]:
     """The process; in a session of its own, so that a terminal's Ctrl-C reaches it through the study alone, and once."""
     run.folder.mkdir(parents=True, exist_ok=True)
-    if (run.folder / SETTINGS).is_file() and RunFolder(run.folder).has_results():
+    if begun:
         command = ["train", "--resume", str(run.folder)]
     else:
         file = run.folder / "study.yaml"
-        file.write_text(dump_settings(run.settings), encoding="utf-8")
+        write_whole(file, dump_settings(run.settings).encode())
         command = ["train", str(file), "--out", str(run.folder)]
     threads = str(run.settings.engine.threads)
     environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
@@ -181,25 +156,24 @@ def _tail(folder: Path, lines: int = 5) -> str:
     return "\n".join((folder / "output.txt").read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
 
 
-class _interruptible:
+@contextmanager
+def _interruptible(active: dict[subprocess.Popen[bytes], Planned]) -> Iterator[Callable[[], bool]]:
     """Passes the first interrupt on to the running processes, and a second one as a kill."""
+    count = 0
 
-    def __init__(self, active: dict[subprocess.Popen[bytes], Planned]) -> None:
-        self._active, self._count = active, 0
+    def stop(signum: int, frame: Any) -> None:
+        nonlocal count
+        count += 1
+        for process in active:
+            process.send_signal(signal.SIGINT if count == 1 else signal.SIGKILL)
 
-    def __enter__(self) -> Callable[[], bool]:
-        self._previous = {kind: signal.signal(kind, self._stop) for kind in (signal.SIGINT, signal.SIGTERM)}
-        return lambda: self._count > 0
-
-    def _stop(self, signum: int, frame: Any) -> None:
-        self._count += 1
-        for process in self._active:
-            process.send_signal(signal.SIGINT if self._count == 1 else signal.SIGKILL)
-
-    def __exit__(self, *exception: object) -> None:
-        for process in self._active:  # an error here must not leave processes behind
+    previous = {kind: signal.signal(kind, stop) for kind in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: count > 0
+    finally:
+        for process in active:  # an error here must not leave processes behind
             process.kill()
-        for kind, handler in self._previous.items():
+        for kind, handler in previous.items():
             signal.signal(kind, handler)
 
 
@@ -213,9 +187,3 @@ def seeds_of(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise UserError(f"--seeds {text!r}: give whole numbers separated by commas") from None
-
-
-def steps_of(folder: Path) -> Iterator[dict[str, Any]]:
-    """A run's metrics, step by step."""
-    for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-        yield json.loads(line)

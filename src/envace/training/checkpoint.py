@@ -39,7 +39,7 @@ class RunFolder:
 
     def write_rollouts(self, step: int, groups: Iterable[Group]) -> None:
         episodes = (episode for group in groups for episode in group.episodes)
-        _whole_file(self.path / "rollouts" / f"{_name(step)}.jsonl.gz", _lines(episodes))
+        write_whole(self.path / "rollouts" / f"{_name(step)}.jsonl.gz", _lines(episodes))
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Appends a step's line. It comes after the step's rollouts, so a line is there only once the episodes are."""
@@ -48,10 +48,20 @@ class RunFolder:
             file.flush()
             os.fsync(file.fileno())
 
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """The lines so far, up to one that a kill cut off or that is being written."""
+        found: list[dict[str, Any]] = []
+        for line in self.metrics.read_bytes().splitlines() if self.metrics.is_file() else []:
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                break
+        return found
+
     def write_evaluation(self, step: int, result: Mapping[str, Any], episodes: Iterable[Episode] = ()) -> None:
         """The measures, and before them a few episodes to read."""
-        _whole_file(self.path / "evaluations" / f"{_name(step)}.episodes.jsonl.gz", _lines(episodes))
-        _whole_file(self.evaluation(step), json.dumps(_finite(result), indent=1, allow_nan=False).encode())
+        write_whole(self.path / "evaluations" / f"{_name(step)}.episodes.jsonl.gz", _lines(episodes))
+        write_whole(self.evaluation(step), json.dumps(_finite(result), indent=1, allow_nan=False).encode())
 
     def evaluation(self, step: int) -> Path:
         return self.path / "evaluations" / f"{_name(step)}.json"
@@ -76,10 +86,6 @@ class RunFolder:
         for old in self.checkpoints()[:-keep]:
             shutil.rmtree(self.checkpoint(old), ignore_errors=True)
 
-    def has_results(self) -> bool:
-        folders = ("rollouts", "evaluations", "checkpoints")
-        return self.metrics.is_file() or any(any((self.path / name).iterdir()) for name in folders)
-
     def checkpoints(self) -> list[int]:
         """Steps after which there is a whole checkpoint, in order."""
         found = (re.fullmatch(r"step-(\d+)", folder.name) for folder in (self.path / "checkpoints").iterdir())
@@ -90,20 +96,19 @@ class RunFolder:
 
     def forget_after(self, step: int) -> None:
         """Drops metrics, rollouts and evaluations of steps after ``step``, and everything half-written."""
-        lines = self.metrics.read_bytes().splitlines() if self.metrics.is_file() else []
-        kept = []
-        for line in lines:
-            try:
-                if json.loads(line)["step"] <= step:
-                    kept.append(line + b"\n")
-            except ValueError:
-                break  # the line a kill cut off
-        _whole_file(self.metrics, b"".join(kept))
+        kept = [line for line in self.read_metrics() if line["step"] <= step]
+        write_whole(self.metrics, b"".join(json.dumps(line).encode() + b"\n" for line in kept))
         for folder in ("rollouts", "evaluations", "checkpoints"):
             for path in (self.path / folder).iterdir():
                 match = re.match(r"step-(\d+)", path.name)
                 if match and (int(match[1]) > step or path.suffix == ".partial"):
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def has_run(path: Path) -> bool:
+    """Whether there is a run in ``path``. One that ended before its first result, by a wrong model's name, is none yet."""
+    results = (path / "metrics.jsonl", *(path / name for name in ("rollouts", "evaluations", "checkpoints")))
+    return (path / SETTINGS).is_file() and any(one.is_file() or any(one.glob("*")) for one in results)
 
 
 def open_run(path: Path, settings: str, resume: bool) -> RunFolder:
@@ -116,11 +121,10 @@ def open_run(path: Path, settings: str, resume: bool) -> RunFolder:
     if resume and not held.is_file():
         raise UserError(f"{path}: not a run folder (no {SETTINGS}), so there is nothing to resume")
     run = RunFolder(path)
-    # One that ended before its first result, by a wrong model's name for instance, is no run yet.
-    if not resume and held.is_file() and run.has_results():
+    if not resume and has_run(path):
         raise UserError(f"{path}: there is a run in it already; go on with --resume {path}, or choose another folder")
     if not resume:
-        _whole_file(held, settings.encode())
+        write_whole(held, settings.encode())
     return run
 
 
@@ -146,7 +150,12 @@ def _name(step: int) -> str:
     return f"step-{step:06d}"
 
 
-def _whole_file(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes) -> None:
+    """Writes beside ``path`` and renames.
+
+    Raises:
+        UserError: the disk refuses; what was there before stays.
+    """
     partial = path.with_name(path.name + ".partial")
     with _writing(path):
         try:
