@@ -139,6 +139,11 @@ def test_a_frozen_role_gives_no_rows_and_a_role_weight_is_carried():
     assert {row.weight for row in rows} == {0.25}
 
 
+def test_each_role_has_its_own_kl():
+    rows, _ = build_rows([UNEVEN], AlgorithmSettings(act_kl=0.1, rehearse_kl=0.5))
+    assert {(row.role, row.kl) for row in rows} == {("act", 0.1), ("rehearse", 0.5)}
+
+
 def test_a_frozen_role_counts_in_a_joint_baseline():
     # As in test_one_baseline_for_both_roles, and the metric is over what is trained: (0.5 + 0.5 + 0) / 3.
     rows, metrics = build_rows([UNEVEN], AlgorithmSettings(freeze=("act",), scope="joint"))

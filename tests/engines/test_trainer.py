@@ -1,3 +1,4 @@
+import math
 import random
 from contextlib import contextmanager
 from dataclasses import replace
@@ -180,14 +181,60 @@ def test_the_weight_of_a_role_leaves_its_kl_alone():
     def pull(weight: float) -> torch.Tensor:
         """What the KL adds to the gradient of rows of this weight."""
         rows = [replace(one, weight=weight) for one in random_rows(4)]
-        return gradient(rows, kl=0.3, reference=reference)[1] - gradient(rows)[1]
+        anchored = [replace(one, kl=0.3) for one in rows]
+        return gradient(anchored, reference=reference)[1] - gradient(rows)[1]
 
     assert float(pull(0.1).norm()) > 1e-3
     assert torch.allclose(pull(0.1), pull(1.0), atol=1e-5)
 
 
+def test_the_kl_pulls_only_rows_that_have_a_coefficient_and_in_its_proportion():
+    start = build("qwen3")
+    with torch.no_grad():
+        for parameter in start.parameters():
+            parameter += 0.05 * torch.randn_like(parameter)
+
+    @contextmanager
+    def reference():
+        yield start
+
+    def pull(first: float, second: float) -> torch.Tensor:
+        one, two = random_rows(2)
+        anchored = [replace(one, kl=first), replace(two, kl=second)]
+        return gradient(anchored, reference=reference)[1] - gradient([one, two], reference=reference)[1]
+
+    assert float(pull(0.2, 0.0).norm()) > 1e-3
+    assert not torch.allclose(pull(0.2, 0.0), pull(0.0, 0.2), atol=1e-4)
+    assert torch.allclose(pull(0.2, 0.6), pull(0.2, 0.0) + 3 * pull(0.0, 0.2), atol=1e-5)
+
+
+def test_a_kl_without_the_start_policy_is_refused():
+    with pytest.raises(ValueError, match="start policy"):
+        gradient([replace(one, kl=0.1) for one in random_rows(2)])
+
+
 def test_kl_is_zero_at_the_start_and_positive_after_a_step(folder):
-    engine = LocalEngine(str(folder), LocalEngineSettings(lr=1e-2, device="cpu"), kl=0.5)
-    kls = [engine.update(random_rows(4)).metrics["kl"] for _ in range(2)]
+    engine = LocalEngine(str(folder), LocalEngineSettings(lr=1e-2, device="cpu"), keep_start=True)
+    rows = [replace(one, kl=0.5) for one in random_rows(4)]
+    kls = [engine.update(rows).metrics["kl"] for _ in range(2)]
     assert kls[0] == pytest.approx(0, abs=1e-6)
     assert kls[1] > 1e-4
+
+
+def test_the_ratio_of_whole_generations():
+    # Two generations in one row, tokens 3-4 and 7; the expected loss from the model's own logits, generation by generation.
+    ids, mask = [5, 9, 11, 20, 21, 30, 31, 40], [0, 0, 0, 1, 1, 0, 0, 1]
+    with torch.no_grad():
+        logs = torch.log_softmax(build("qwen3")(torch.tensor([ids])).logits[0], dim=-1)
+    now = [float(logs[place - 1, ids[place]]) for place in (3, 4, 7)]
+    old = [now[0] - 0.5, now[1] + 0.3, now[2] - 0.6]
+    rows = [
+        row(ids, mask, (0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0), logprobs=(0.0, 0.0, 0.0, *old[:2], 0.0, 0.0, old[2]))
+    ]
+    # First: mean log-ratio 0.1, not clipped (its first token alone, 0.5, would be). Second: 0.6, clipped to 1.2.
+    expected = -(2 * math.exp(0.1) + 1.2) / 3
+    metrics, _ = gradient(rows, ratio="sequence")
+    assert metrics["loss"] == pytest.approx(expected, abs=1e-5)
+    assert metrics["clip_share"] == pytest.approx(1 / 3)
+    by_token = -(1.2 + math.exp(-0.3) + 1.2) / 3
+    assert gradient(rows)[0]["loss"] == pytest.approx(by_token, abs=1e-5)

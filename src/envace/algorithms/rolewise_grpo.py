@@ -36,9 +36,13 @@ class AlgorithmSettings(Frozen):
     act_weight: float = Field(default=1.0, ge=0, description="multiplies Act's loss, its KL apart")
     rehearse_weight: float = Field(default=1.0, ge=0, description="multiplies Rehearse's loss, its KL apart")
     drop_no_variance: bool = Field(default=False, description="leave out groups without variance (DAPO)")
-    clip_low: float = Field(default=0.2, gt=0, lt=1, description="a token's ratio is clipped below 1 - clip_low")
+    ratio: Literal["token", "sequence"] = Field(
+        default="token", description="what is clipped: each token's ratio, or a whole generation's (GSPO)"
+    )
+    clip_low: float = Field(default=0.2, gt=0, lt=1, description="a ratio is clipped below 1 - clip_low")
     clip_high: float = Field(default=0.2, gt=0, description="above clip_low it is clip-higher (DAPO)")
-    kl: float = Field(default=0.0, ge=0, description="coefficient of the KL to the start policy")
+    act_kl: float = Field(default=0.0, ge=0, description="coefficient of Act's KL to the start policy")
+    rehearse_kl: float = Field(default=0.0, ge=0, description="the same for Rehearse: keeps what it imagines true")
 
 
 def has_variance(group: Group) -> bool:
@@ -83,7 +87,10 @@ def build_rows(
         if generation.role not in settings.freeze:
             sequences[owner, generation.role].append(Weighted(generation, advantage))
     weights = {Role.ACT: settings.act_weight, Role.REHEARSE: settings.rehearse_weight}
-    rows = [row for (_, role), items in sequences.items() for row in training_rows(items, weights[role], merge)]
+    kls = {Role.ACT: settings.act_kl, Role.REHEARSE: settings.rehearse_kl}
+    rows = [
+        row for (_, role), items in sequences.items() for row in training_rows(items, weights[role], kls[role], merge)
+    ]
     trained = [item.advantage for items in sequences.values() for item in items]
     metrics = {
         "groups": float(len(groups)),

@@ -17,7 +17,9 @@ class Weighted:
     advantage: float
 
 
-def training_rows(items: Sequence[Weighted], weight: float = 1.0, merge: bool = True) -> list[TrainingRow]:
+def training_rows(
+    items: Sequence[Weighted], weight: float = 1.0, kl: float = 0.0, merge: bool = True
+) -> list[TrainingRow]:
     """Rows of one episode and role, in order.
 
     With ``merge`` a generation whose prompt begins with the whole sequence of the row before it is appended to that row:
@@ -33,7 +35,7 @@ def training_rows(items: Sequence[Weighted], weight: float = 1.0, merge: bool = 
             gap = len(prompt) - len(last.ids)
             head = last
         else:
-            gap, head = len(prompt), TrainingRow((), (), (), (), generation.role.value, generation.temperature, weight)
+            gap, head = len(prompt), TrainingRow((), (), (), (), generation.role.value)
         size = len(completion)
         rows.append(
             TrainingRow(
@@ -44,6 +46,7 @@ def training_rows(items: Sequence[Weighted], weight: float = 1.0, merge: bool = 
                 role=generation.role.value,
                 temperature=generation.temperature,
                 weight=weight,
+                kl=kl,
             )
         )
     return rows

@@ -57,6 +57,8 @@ class TrainingRow:
     temperature: float = 1.0
     weight: float = 1.0
     """Multiplies the row's loss (per-role loss weight); it does not change the token count the loss is averaged over."""
+    kl: float = 0.0
+    """Coefficient of the KL to the start policy at the row's sampled tokens; ``weight`` leaves it alone."""
 
 
 @dataclass(frozen=True)

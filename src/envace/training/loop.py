@@ -102,7 +102,12 @@ def _steps(
         _log.info(line)
 
     engine = LocalEngine(
-        settings.model, settings.engine, clip_low=algorithm.clip_low, clip_high=algorithm.clip_high, kl=algorithm.kl
+        settings.model,
+        settings.engine,
+        clip_low=algorithm.clip_low,
+        clip_high=algorithm.clip_high,
+        ratio=algorithm.ratio,
+        keep_start=algorithm.act_kl > 0 or algorithm.rehearse_kl > 0,
     )
     renderer = ChatRenderer(engine.tokenizer)
     done = max(run.checkpoints(), default=0) if resume else 0

@@ -140,5 +140,6 @@ def _remainder(row: TrainingRow, number: int, size: int) -> Remainder:
         role=row.role,
         temperature=row.temperature,
         weight=row.weight,
+        kl=row.kl,
         prefix=number,
     )

@@ -61,7 +61,8 @@ class LocalEngine:
         *,
         clip_low: float = 0.2,
         clip_high: float = 0.2,
-        kl: float = 0.0,
+        ratio: Literal["token", "sequence"] = "token",
+        keep_start: bool = False,
     ) -> None:
         torch.set_num_threads(settings.threads)
         device = settings.device
@@ -74,9 +75,10 @@ class LocalEngine:
         self.model = self._base
         if settings.lora is not None:
             self.model = _with_adapters(self._base, settings.lora)
-        self._start = copy.deepcopy(self._base).requires_grad_(False) if kl and settings.lora is None else None
+        self._start = copy.deepcopy(self._base).requires_grad_(False) if keep_start and settings.lora is None else None
+        reference = self._reference if keep_start else None
         self.trainer = Trainer(
-            self.model, settings, clip_low=clip_low, clip_high=clip_high, kl=kl, reference=self._reference
+            self.model, settings, clip_low=clip_low, clip_high=clip_high, ratio=ratio, reference=reference
         )
         self._sampler = LocalSampler(
             self.model,

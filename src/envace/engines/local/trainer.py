@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from envace.algorithms.losses import kl_k3, policy_loss, token_sum
+from envace.algorithms.losses import kl_k3, policy_loss, sequence_log_ratio, token_sum
 from envace.engines.base import TrainingRow
 from envace.engines.local.batching import Bundle, Remainder, bundles
 from envace.engines.local.optimizers import OptimizerName, make_optimizer
@@ -51,8 +51,9 @@ class Trainer:
     """Steps one model's trainable parameters.
 
     Args:
-        clip_low, clip_high, kl: of the policy loss; with ``kl`` above 0, ``reference`` is a context in which the model is
-            the start policy (or returns another model that is).
+        clip_low, clip_high: of the policy loss.
+        ratio: of each token, or of the generation it is in (GSPO).
+        reference: a context that gives the start policy, for the KL of rows that have a coefficient.
     """
 
     def __init__(
@@ -62,14 +63,14 @@ class Trainer:
         *,
         clip_low: float = 0.2,
         clip_high: float = 0.2,
-        kl: float = 0.0,
+        ratio: Literal["token", "sequence"] = "token",
         reference: Callable[[], AbstractContextManager[Any]] | None = None,
     ) -> None:
         self.model = model
         self.settings = settings
         self.steps = 0
-        self._clip_low, self._clip_high, self._kl = clip_low, clip_high, kl
-        self._reference = reference
+        self._clip_low, self._clip_high = clip_low, clip_high
+        self._ratio, self._reference = ratio, reference
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = make_optimizer(model, settings.optimizer, settings.betas, settings.weight_decay)
         self._device = next(model.parameters()).device
@@ -86,7 +87,13 @@ class Trainer:
         return lr * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * progress)))
 
     def step(self, rows: Sequence[TrainingRow], kind: Literal["policy", "supervised"]) -> dict[str, float]:
-        """One optimizer step over ``rows``; returns metrics. The loss is the mean over all sampled tokens of the rows."""
+        """One optimizer step over ``rows``; returns metrics. The loss is the mean over all sampled tokens of the rows.
+
+        Raises:
+            ValueError: rows have a KL coefficient and the trainer no reference.
+        """
+        if self._reference is None and any(row.kl for row in rows):
+            raise ValueError("a KL needs the start policy: make the trainer with its reference")
         started = time.perf_counter()
         tokens = sum(sum(row.mask) for row in rows)
         sums = {"loss": 0.0, "mismatch": 0.0, "mismatch_max": 0.0, "clipped": 0.0, "kl": 0.0, "entropy": 0.0}
@@ -134,7 +141,7 @@ class Trainer:
         """Adds the bundle's part of the gradient and of the sums behind the metrics."""
         batches = [_tensors(rows, self._device) for rows in bundle.batches]
         references: list[Tensor | None] = [None] * len(batches)
-        if kind == "policy" and self._kl and self._reference is not None:
+        if kind == "policy" and self._reference is not None:
             with torch.no_grad(), self._reference() as model:
                 shared = SharedPrefixes(model, bundle.prefixes) if bundle.prefixes else None
                 references = [self._logprobs(model, batch, shared) for batch in batches]
@@ -154,10 +161,11 @@ class Trainer:
         mask, old = batch["mask"], batch["logprobs"]
         if kind == "supervised":
             return token_sum(-logprobs, mask, batch["weights"])
-        losses = policy_loss(logprobs, old, batch["advantages"], self._clip_low, self._clip_high)
+        compared = old + sequence_log_ratio(logprobs, old, mask) if self._ratio == "sequence" else logprobs
+        losses = policy_loss(compared, old, batch["advantages"], self._clip_low, self._clip_high)
         with torch.no_grad():
             gap = ((logprobs - old) * mask).abs()
-            ratio = torch.exp(logprobs - old)
+            ratio = torch.exp(compared - old)
             outside = (ratio < 1 - self._clip_low) | (ratio > 1 + self._clip_high)
             sums["mismatch"] += float(gap.sum())
             sums["mismatch_max"] = max(sums["mismatch_max"], float(gap.max()))
@@ -167,9 +175,7 @@ class Trainer:
         if reference is not None:
             divergence = kl_k3(logprobs, reference)
             sums["kl"] += float((divergence.detach() * mask).sum())
-            # Not weighed by role: a role that learns less is not to be anchored less.
-            penalty = self._kl * token_sum(divergence, mask, torch.ones_like(batch["weights"]))
-            return token_sum(losses, mask, batch["weights"]) + penalty
+            return token_sum(losses, mask, batch["weights"]) + token_sum(divergence, mask, batch["kl"])
         return token_sum(losses, mask, batch["weights"])
 
     def _logprobs(self, model: Any, batch: dict[str, Tensor], shared: SharedPrefixes | None) -> Tensor:
@@ -207,4 +213,5 @@ def _tensors(rows: Sequence[TrainingRow], device: Any) -> dict[str, Tensor]:
         "logprobs": padded([row.logprobs for row in rows], torch.float32, first),
         "temperature": torch.tensor([row.temperature or 1.0 for row in rows], device=device),
         "weights": torch.tensor([row.weight for row in rows], device=device),
+        "kl": torch.tensor([row.kl for row in rows], device=device),
     }
