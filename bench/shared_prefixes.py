@@ -20,7 +20,7 @@ from envace.engines.base import TrainingRow
 from envace.engines.local.loading import load_policy
 from envace.engines.local.trainer import Trainer, TrainerSettings
 from envace.roles.rehearse import RehearsePrompt
-from envace.training.sft import Trajectory, supervised_rows
+from envace.training.supervised import Trajectory, supervised_rows
 from envace.worlds.demonstrator import demonstrate
 from envace.worlds.tasks import build_tasks
 

@@ -21,7 +21,7 @@ from envace.chat.render import ChatRenderer
 from envace.chat.tools import canonical_json
 from envace.roles.rehearse import RehearsePrompt
 from envace.seeds import derive_seed
-from envace.training.sft import Trajectory, supervised_rows
+from envace.training.supervised import Trajectory, supervised_rows
 from envace.types import Message, Role, Task
 from envace.worlds import HELD_OUT, REGISTRY
 from envace.worlds.demonstrator import demonstrate, probe_calls

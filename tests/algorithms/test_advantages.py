@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from envace.algorithms.advantages import group_advantages
-from envace.algorithms.losses import kl_k3, policy_loss, sequence_log_ratio, token_sum
+from envace.algorithms.losses import kl_exact, kl_k3, policy_loss, sequence_log_ratio, token_sum
 from envace.algorithms.rolewise_grpo import AlgorithmSettings, build_rows
 from envace.types import EndReason, Episode, Generation, Group, Message, Role, Task
 
@@ -248,6 +248,13 @@ def test_kl_k3_by_hand():
     # d = ln 2 - 0: 2 - ln 2 - 1 = 0.306853; no difference: 0.
     got = kl_k3(torch.tensor([0.0, -1.0]), torch.tensor([0.6931472, -1.0]))
     assert got.tolist() == pytest.approx([0.3068528, 0.0], abs=1e-6)
+
+
+def test_kl_exact_by_hand():
+    # p = (1/2, 1/2) and q = (1/4, 3/4): ln(2) / 2 + ln(2/3) / 2 = 0.143841; against itself 0.
+    half, other = torch.tensor([0.5, 0.5]).log(), torch.tensor([0.25, 0.75]).log()
+    got = kl_exact(half.expand(2, 2), torch.stack([other, half]))
+    assert got.tolist() == pytest.approx([0.1438410, 0.0], abs=1e-6)
 
 
 def test_token_sum_weighs_rows_and_ignores_prompts():

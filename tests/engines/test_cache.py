@@ -29,11 +29,29 @@ def test_rows_of_any_length_stay_whole_as_others_come_grow_and_go():
         for ids in wanted:
             ids.append(token)
     assert [kept(rows, row) for row in range(3)] == wanted
-    rows.remove(0)
+    rows.release(0)
+    assert rows.compact() == [(2, 0)]
     assert [kept(rows, row) for row in range(2)] == [wanted[2], wanted[1]]
     longer = list(range(400, 1100))
     assert rows.add(layers(longer), len(longer)) == 2
     assert [kept(rows, row) for row in range(3)] == [wanted[2], wanted[1], longer]
+
+
+def test_a_new_row_takes_a_released_place_and_the_rest_is_closed_up():
+    rows, wanted = RowCache(6), [[n, n + 10, n + 20][: 1 + n % 3] for n in range(6)]
+    for ids in wanted:
+        rows.add(layers(ids), len(ids))
+    for row in (1, 5, 3, 2):
+        rows.release(row)
+    assert rows.add(layers([77, 78]), 2) == 2
+    assert rows.compact() == [(4, 1)]  # 3 and 5 were last by then
+    assert [kept(rows, row) for row in range(3)] == [wanted[0], wanted[4], [77, 78]]
+    assert rows.lengths == [1, 2, 2]
+    assert rows.compact() == []
+    for row in range(3):
+        rows.release(row)
+    assert (rows.compact(), rows.lengths, rows.end - rows.start) == ([], [], 0)
+    assert rows.add(layers([5]), 1) == 0
 
 
 def test_the_longest_common_prefix_is_found_to_the_token():

@@ -49,7 +49,7 @@ def rows_of_groups(seed: int = 0) -> list[TrainingRow]:
     return rows
 
 
-def step(model, rows, kind="policy", budget=10_000, share=True, **options):
+def step(model, rows, budget=10_000, share=True, **options):
     """Metrics and every parameter's gradient."""
     settings = TrainerSettings(micro_batch_tokens=budget, max_grad_norm=1e9, share_prefixes=share)
     one, kept = Trainer(model, settings, **options), {}
@@ -58,12 +58,12 @@ def step(model, rows, kind="policy", budget=10_000, share=True, **options):
         kept.update((name, p.grad.clone()) for name, p in model.named_parameters() if p.grad is not None)
 
     one.optimizer.step = keep
-    return one.step(rows, kind), kept
+    return one.step(rows), kept
 
 
 def assert_same(got, expected, tolerance=1e-5):
     assert got[0]["loss"] == pytest.approx(expected[0]["loss"], abs=tolerance)
-    for key in ("mismatch_mean", "mismatch_max", "clip_share", "kl", "entropy"):
+    for key in ("mismatch_mean", "mismatch_max", "clip_share", "kl", "entropy", "cross_entropy"):
         assert got[0].get(key) == pytest.approx(expected[0].get(key), abs=tolerance)
     assert got[1].keys() == expected[1].keys() and got[1]
     for name, gradient in expected[1].items():
@@ -74,15 +74,16 @@ def assert_same(got, expected, tolerance=1e-5):
 @pytest.mark.parametrize("kind", ["policy", "supervised"])
 @pytest.mark.parametrize("name", ["qwen3", "llama"])
 def test_loss_and_gradient_are_those_of_whole_rows(name, kind, budget):
-    rows = rows_of_groups()
-    expected = step(build(name), rows, kind, share=False)
-    got = step(build(name), rows, kind, budget)
+    rows = [replace(row, objective=kind) for row in rows_of_groups()]
+    expected = step(build(name), rows, share=False)
+    got = step(build(name), rows, budget)
     assert_same(got, expected)
     assert got[0]["tokens_trained"] == expected[0]["tokens_trained"]
     assert got[0]["tokens_computed"] < 0.75 * expected[0]["tokens_computed"]
 
 
-def test_the_reference_of_the_kl_shares_too():
+@pytest.mark.parametrize("kind", ["exact", "k3"])
+def test_the_reference_of_the_kl_shares_too(kind):
     other, passed = build("qwen3"), []
     with torch.no_grad():
         for parameter in other.parameters():
@@ -92,7 +93,7 @@ def test_the_reference_of_the_kl_shares_too():
     def reference():
         yield other
 
-    options = {"reference": reference}
+    options = {"reference": reference, "kl": kind}
     expected = step(build("qwen3"), anchored(rows_of_groups()), share=False, **options)
     other.register_forward_pre_hook(
         lambda _, args, kwargs: passed.append(kwargs["input_ids"].numel()), with_kwargs=True

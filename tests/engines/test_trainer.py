@@ -39,7 +39,7 @@ def gradient(rows, budget=10_000, **options) -> tuple[dict[str, float], torch.Te
     trainer = Trainer(model, TrainerSettings(lr=1e-3, micro_batch_tokens=budget, max_grad_norm=1e9), **options)
     kept: list[torch.Tensor] = []
     trainer.optimizer.step = lambda lr: kept.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
-    return trainer.step(rows, "policy"), kept[0]
+    return trainer.step(rows), kept[0]
 
 
 def test_merged_rows_give_the_loss_and_gradient_of_unmerged_rows():
@@ -82,9 +82,58 @@ def test_loss_equals_a_plain_computation_over_single_rows(name):
                 total -= min(ratio * advantage, min(max(ratio, 0.8), 1.3) * advantage)
                 entropy -= float(logprob)
                 tokens += 1
-    metrics = Trainer(model, TrainerSettings(lr=1e-3), clip_high=0.3).step(rows, "policy")
+    metrics = Trainer(model, TrainerSettings(lr=1e-3), clip_high=0.3).step(rows)
     assert metrics["loss"] == pytest.approx(total / tokens, abs=1e-5)
     assert metrics["entropy"] == pytest.approx(entropy / tokens, abs=1e-5)
+
+
+def test_supervised_rows_have_a_mean_of_their_own():
+    # Two policy rows and one supervised row at weight 0.3: 0.3 times its mean cross-entropy is added.
+    rows, model = random_rows(3), build("qwen3")
+    with torch.no_grad():
+        logs = model(torch.tensor([rows[2].ids])).logits[0].log_softmax(-1)
+    targets = [place for place, sampled in enumerate(rows[2].mask) if sampled]
+    expected = -sum(float(logs[place - 1, rows[2].ids[place]]) for place in targets) / len(targets)
+    alone, gradient_alone = gradient(rows[:2])
+    taught = replace(rows[2], objective="supervised")
+    both, gradient_both = gradient([*rows[:2], replace(taught, weight=0.3)])
+    assert both["cross_entropy"] == pytest.approx(expected, abs=1e-5)
+    assert both["loss"] == pytest.approx(alone["loss"] + 0.3 * expected, abs=1e-5)
+    for key in ("mismatch_mean", "mismatch_max", "clip_share", "entropy"):
+        assert both[key] == pytest.approx(alone[key], abs=1e-5)
+    assert torch.allclose(gradient_both, gradient_alone + 0.3 * gradient([taught])[1], atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["exact", "k3"])
+def test_the_kl_is_that_of_the_rows_with_a_coefficient(kind):
+    start = build("qwen3")
+    with torch.no_grad():
+        for parameter in start.parameters():
+            parameter += 0.05 * torch.randn_like(parameter)
+
+    @contextmanager
+    def reference():
+        yield start
+
+    rows = [replace(one, kl=coefficient) for one, coefficient in zip(random_rows(3), (0.2, 0.0, 0.6), strict=True)]
+    model, values, penalty = build("qwen3"), [], 0.0
+    for one in rows:
+        with torch.no_grad():
+            policy, other = (of(torch.tensor([one.ids])).logits[0].log_softmax(-1) for of in (model, start))
+        for place in range(1, len(one.ids)):
+            if one.mask[place]:
+                p, q, token = policy[place - 1], other[place - 1], one.ids[place]
+                exact = float((p.exp() * (p - q)).sum())
+                gap = float(q[token] - p[token])
+                value = exact if kind == "exact" else math.exp(gap) - gap - 1
+                values += [value] if one.kl else []
+                penalty += one.kl * value
+    metrics, _ = gradient(rows, kl=kind, reference=reference)
+    assert metrics["kl"] == pytest.approx(sum(values) / len(values), abs=1e-5)
+    plain, _ = gradient([replace(one, kl=0.0) for one in rows])
+    tokens = sum(sum(one.mask) for one in rows)
+    assert metrics["loss"] == pytest.approx(plain["loss"] + penalty / tokens, abs=1e-5)
+    assert penalty / tokens > 1e-3
 
 
 def test_a_row_without_a_sampled_token_changes_nothing():
@@ -99,7 +148,7 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights_alone():
     rows, model = random_rows(2), build("qwen3")
     before = [parameter.clone() for parameter in model.parameters()]
     broken = TrainingRow(**{**rows[0].__dict__, "advantages": (float("inf"),) * len(rows[0].ids)})
-    metrics = Trainer(model, TrainerSettings(lr=1e-1)).step([broken, rows[1]], "policy")
+    metrics = Trainer(model, TrainerSettings(lr=1e-1)).step([broken, rows[1]])
     assert metrics["skipped"] == 1
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
@@ -164,7 +213,8 @@ def test_lora_trains_adapters_alone_and_saves_them_merged(folder, tmp_path):
 
 def test_supervised_updates_lower_the_loss(folder):
     engine = LocalEngine(str(folder), LocalEngineSettings(lr=1e-2, device="cpu"))
-    losses = [engine.supervised_update(random_rows(4)).metrics["loss"] for _ in range(12)]
+    rows = [replace(one, objective="supervised") for one in random_rows(4)]
+    losses = [engine.update(rows).metrics["loss"] for _ in range(12)]
     assert losses[-1] < 0.7 * losses[0]
 
 

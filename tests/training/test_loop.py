@@ -23,6 +23,7 @@ from envace.worlds.base import World
 from tests.chatml import save_policy
 
 DRIVER = Path(__file__).with_name("driver.py")
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def settings(tmp_path_factory) -> Path:
 
 def run_driver(settings: Path, out: Path, moment: str, resume: bool = False) -> int:
     command = [sys.executable, str(DRIVER), str(settings), str(out), moment, "resume" if resume else "new"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
     return subprocess.run(command, env=environment, capture_output=True, timeout=120, check=False).returncode
 
 
@@ -176,7 +177,7 @@ def test_an_interrupt_finishes_the_step_and_saves(settings, tmp_path):
     out = tmp_path / "run"
     slow = load_settings(TrainSettings, settings).model_dump(mode="json") | {"steps": 10_000, "checkpoint_every": 5_000}
     (tmp_path / "slow.yaml").write_text(yaml.safe_dump(slow))
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
     command = [sys.executable, str(DRIVER), str(tmp_path / "slow.yaml"), str(out), "never", "new"]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     for _ in range(600):
@@ -191,7 +192,7 @@ def test_an_interrupt_finishes_the_step_and_saves(settings, tmp_path):
 
 
 def test_a_second_interrupt_stops_at_once(settings, tmp_path, monkeypatch, capfd):
-    def twice(self, rows, kind):
+    def twice(self, rows):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
 

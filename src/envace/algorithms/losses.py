@@ -35,6 +35,15 @@ def sequence_log_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> 
     return ((sums / counts).gather(1, number) + logprobs - logprobs.detach()) * mask
 
 
+def kl_exact(log_probabilities: Tensor, reference: Tensor) -> Tensor:
+    """KL(policy || reference) of each position's whole distribution: sum over v of p(v) (log p(v) - log q(v)).
+
+    Both are log-probabilities [..., vocabulary]. No draw is in it, so at the same coefficient it disturbs far less than
+    :func:`kl_k3`, for two numbers a token and vocabulary entry.
+    """
+    return (log_probabilities.exp() * (log_probabilities - reference)).sum(dim=-1)
+
+
 def kl_k3(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
     """exp(d) - d - 1 with d = reference - policy, an unbiased and never negative estimate of KL(policy || reference), as in
     GRPO (arXiv 2402.03300)."""

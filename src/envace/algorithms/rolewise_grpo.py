@@ -41,6 +41,9 @@ class AlgorithmSettings(Frozen):
     )
     clip_low: float = Field(default=0.2, gt=0, lt=1, description="a ratio is clipped below 1 - clip_low")
     clip_high: float = Field(default=0.2, gt=0, description="above clip_low it is clip-higher (DAPO)")
+    kl: Literal["exact", "k3"] = Field(
+        default="exact", description="over the vocabulary, or estimated from the sampled tokens (GRPO): less memory"
+    )
     act_kl: float = Field(default=0.0, ge=0, description="coefficient of Act's KL to the start policy")
     rehearse_kl: float = Field(default=0.0, ge=0, description="the same for Rehearse: keeps what it imagines true")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import jinja2
@@ -80,6 +81,7 @@ class ChatRenderer:
             raise UserError(
                 f"model {self._name!r} has no token that ends a message: set eos_token in its tokenizer_config.json"
             )
+        self._head = lru_cache(maxsize=1024)(self._head_ids)
         self._parallel = self.supports_tools and self._takes_parallel_calls()
         self.append_only = self._is_append_only()
         if not self.append_only:
@@ -160,18 +162,18 @@ class ChatRenderer:
 
     def appended_ids(self, last: Message, messages: Sequence[Message]) -> tuple[int, ...]:
         """The ids between the end of ``last`` (an assistant message) and the next completion."""
-        if not self._parallel:  # the template would refuse the others; what it puts for the responses is the same
-            last = last.model_copy(update={"tool_calls": last.tool_calls[:1]})
-        base = [_GO, last]
-        before, after = self.render(base, prompt=False), self.render([*base, *messages], prompt=True)
-        ids, end = self.encode(after), 0
-        sofar = self.encode(before)
-        for position, token in enumerate(sofar):
-            if token in self._ends:
-                end = position + 1
-        if end == 0 or ids[:end] != sofar[:end]:
+        # Where not parallel the template would refuse the others; what it puts for the responses is the same.
+        made = last.tool_calls if self._parallel else last.tool_calls[:1]
+        calls = tuple((call.id, call.name) for call in made)
+        head, ids = self._head(calls), self.encode(self.render([_GO, _stand_in(calls), *messages], prompt=True))
+        if not head or ids[: len(head)] != head:
             raise ValueError("the chat template is not append-only here")
-        return ids[end:]
+        return ids[len(head) :]
+
+    def _head_ids(self, calls: tuple[tuple[str | None, str], ...]) -> tuple[int, ...]:
+        """A short conversation's ids up to the end of an assistant message with ``calls``; empty where it has no end."""
+        ids = self.encode(self.render([_GO, _stand_in(calls)], prompt=False))
+        return ids[: max((place + 1 for place, token in enumerate(ids) if token in self._ends), default=0)]
 
     def _header(self, messages: Sequence[Message]) -> str:
         """What the template puts before an assistant message's own text."""
@@ -311,6 +313,12 @@ class ChatContext:
         """Appends tool results or the next user message."""
         self._messages += messages
         self._new += messages
+
+
+def _stand_in(calls: Sequence[tuple[str | None, str]]) -> Message:
+    """An assistant message that is followed by the same ids as any other that made ``calls``, whatever they say."""
+    made = tuple(ToolCall(id=identity, name=name, arguments={"key": _VALUE}) for identity, name in calls)
+    return Message(role="assistant", content="" if made else _VALUE, tool_calls=made)
 
 
 def _as_template(messages: Sequence[Message], form: _Form) -> list[dict[str, Any]]:

@@ -45,7 +45,8 @@ class TrainingRow:
     """One training sequence of n tokens; per-token tuples all have length n and are 0 where ``mask`` is 0.
 
     ``mask[i]`` is 1 if token i was sampled (it is predicted from the tokens before it, so ``mask[0]`` is 0).
-    A row may hold several merged generations of one role, each with its own advantage.
+    A row may hold several merged generations of one role, each with its own advantage. The loss is the mean over the masked
+    tokens of the batch's policy rows plus the mean over those of its supervised rows.
     """
 
     ids: tuple[int, ...]
@@ -59,6 +60,8 @@ class TrainingRow:
     """Multiplies the row's loss (per-role loss weight); it does not change the token count the loss is averaged over."""
     kl: float = 0.0
     """Coefficient of the KL to the start policy at the row's sampled tokens; ``weight`` leaves it alone."""
+    objective: Literal["policy", "supervised"] = "policy"
+    """The policy loss, or the cross-entropy of the tokens under ``mask``, which then are targets, not samples."""
 
 
 @dataclass(frozen=True)

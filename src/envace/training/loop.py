@@ -107,6 +107,7 @@ def _steps(
         clip_low=algorithm.clip_low,
         clip_high=algorithm.clip_high,
         ratio=algorithm.ratio,
+        kl=algorithm.kl,
         keep_start=algorithm.act_kl > 0 or algorithm.rehearse_kl > 0,
     )
     renderer = ChatRenderer(engine.tokenizer)
@@ -147,12 +148,13 @@ def _steps(
             groups = asyncio.run(_sample(runner, tasks, settings, step))
             sampled = time.monotonic()
             rows, metrics = build_rows(groups, algorithm)
+            metrics |= advantage_metrics(rows)
             ready = time.monotonic()
             metrics |= engine.update(rows).metrics
             updated = time.monotonic()
             run.write_rollouts(step, groups)
             seconds = time.monotonic() - began
-            record: dict[str, Any] = {"step": step, **step_metrics(groups), **metrics, **advantage_metrics(rows)}
+            record: dict[str, Any] = {"step": step, **step_metrics(groups), **metrics}
             record |= {
                 "tokens_prefilled": engine.sampler.stats.prefill_tokens - prefilled,
                 "tokens_per_second": record["tokens_sampled"] / (sampled - began),

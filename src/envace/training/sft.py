@@ -1,15 +1,10 @@
-"""Supervised warm start: trains either role, or both, on trajectories before any reinforcement learning.
-
-A trajectory is turned into the very token sequences that an episode would have: Act's conversation with the loss on the
-assistant messages, and the Rehearse conversation with the loss on the responses. This module knows no world.
-"""
+"""Supervised warm start: trains either role, or both, on trajectories before any reinforcement learning."""
 
 from __future__ import annotations
 
 import json
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,20 +13,12 @@ from pydantic import Field, ValidationError
 from envace.data.tasks import describe, read_lines
 from envace.engines.base import TrainingRow
 from envace.errors import UserError
-from envace.types import Frozen, Message, Role, Task
+from envace.training.supervised import Trajectory, supervised_rows
+from envace.types import Frozen
 
 if TYPE_CHECKING:
-    from envace.chat.render import ChatContext, ChatRenderer
+    from envace.chat.render import ChatRenderer
     from envace.roles.rehearse import RehearsePrompt
-
-
-class Trajectory(Frozen):
-    """A task and what followed its first messages: assistant, tool and user messages."""
-
-    task: Task
-    messages: tuple[Message, ...] = Field(min_length=1)
-    roles: tuple[Role, ...] = (Role.ACT, Role.REHEARSE)
-    """The roles it is an example for. Made-up calls with true answers teach Rehearse and must not teach Act."""
 
 
 def read_trajectories(path: Path) -> Iterator[Trajectory]:
@@ -45,71 +32,6 @@ def read_trajectories(path: Path) -> Iterator[Trajectory]:
             yield Trajectory.model_validate_json(line)
         except ValidationError as error:
             raise UserError(f"{path}, line {number}: {describe(error)}") from None
-
-
-def supervised_rows(trajectory: Trajectory, renderer: ChatRenderer, prompt: RehearsePrompt) -> list[TrainingRow]:
-    """The training rows of a trajectory: one a role where the chat template is append-only, else one a message."""
-    rows: list[TrainingRow] = []
-    if Role.ACT in trajectory.roles:
-        rows += _act_rows(trajectory, renderer)
-    if Role.REHEARSE in trajectory.roles:
-        rows += _rehearse_rows(trajectory, renderer, prompt)
-    return rows
-
-
-def _act_rows(trajectory: Trajectory, renderer: ChatRenderer) -> list[TrainingRow]:
-    context = renderer.start(trajectory.task.messages, trajectory.task.tools)
-    targets = _Targets(renderer, Role.ACT)
-    for message in trajectory.messages:
-        if message.role == "assistant":
-            targets.add(context, message)
-        else:
-            context.add_messages([message])
-    return targets.rows
-
-
-def _rehearse_rows(trajectory: Trajectory, renderer: ChatRenderer, prompt: RehearsePrompt) -> list[TrainingRow]:
-    from envace.roles.rehearse import rehearse_message
-
-    task = trajectory.task
-    specs = {tool.name: tool for tool in task.tools}
-    context = renderer.start([prompt.system(task.tools, task.references)])
-    targets = _Targets(renderer, Role.REHEARSE)
-    unseen = [*task.messages]
-    pending = []
-    for message in trajectory.messages:
-        unseen.append(message)
-        if message.role == "assistant":
-            pending = [*message.tool_calls]
-        elif message.role == "tool" and pending:
-            call = pending.pop(0)
-            context.add_messages([prompt.pending(unseen, call, specs.get(call.name))])
-            unseen = []
-            targets.add(context, rehearse_message(json.loads(message.content)))
-    return targets.rows
-
-
-@dataclass
-class _Targets:
-    """Collects completions, each merged into the row whose sequence its prompt extends."""
-
-    renderer: ChatRenderer
-    role: Role
-
-    def __post_init__(self) -> None:
-        self.rows: list[TrainingRow] = []
-
-    def add(self, context: ChatContext, message: Message) -> None:
-        prompt = context.prompt_ids()
-        completion = self.renderer.completion_ids(message)
-        context.add_completion(completion, message)
-        mask = (0,) * len(prompt)
-        if self.rows and prompt[: len(self.rows[-1].ids)] == self.rows[-1].ids:
-            last = self.rows.pop()
-            mask = last.mask + (0,) * (len(prompt) - len(last.ids))
-        ids = tuple(prompt) + tuple(completion)
-        zeros = (0.0,) * len(ids)
-        self.rows.append(TrainingRow(ids, mask + (1,) * len(completion), zeros, zeros, self.role.value))
 
 
 def batches(
@@ -222,7 +144,7 @@ def warm_start(settings: SftSettings, resume: bool = False, progress: Any = prin
             step += 1
             if step <= done:
                 continue
-            metrics = engine.supervised_update(rows).metrics
+            metrics = engine.update(rows).metrics
             record = {"step": step, "trajectories": read, **target_share(rows), **metrics}
             lines.write(json.dumps(record) + "\n")
             lines.flush()

@@ -141,5 +141,6 @@ def _remainder(row: TrainingRow, number: int, size: int) -> Remainder:
         temperature=row.temperature,
         weight=row.weight,
         kl=row.kl,
+        objective=row.objective,
         prefix=number,
     )

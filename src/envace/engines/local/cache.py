@@ -76,7 +76,7 @@ class RowCache:
     """Rows of different lengths, aligned at their right edge, so that pads lie only on the left.
 
     Attributes:
-        lengths: tokens of each active row; rows 0 .. n-1 of the buffers are the active ones.
+        lengths: tokens of each row; 0 where a row was released and none has taken its place.
         start, end: columns in use. ``end - start`` is the longest active row.
     """
 
@@ -86,6 +86,7 @@ class RowCache:
         self.lengths: list[int] = []
         self.start = self.end = 0
         self._capacity = 0
+        self._free: list[int] = []
 
     def view(self, layers: int) -> DynamicCache:
         cache = DynamicCache()
@@ -108,11 +109,15 @@ class RowCache:
     def add(self, layers: Sequence[tuple[torch.Tensor, torch.Tensor]], length: int) -> int:
         """Adds a row from per-layer (keys, values) of shape [heads, length, dim]; returns its index."""
         self._reserve(layers, length)
-        row = len(self.lengths)
+        if self._free:
+            row = self._free.pop()
+        else:
+            row = len(self.lengths)
+            self.lengths.append(0)
         for (keys, values), (new_keys, new_values) in zip(self.buffers, layers, strict=True):
             keys[row, :, self.end - length : self.end] = new_keys
             values[row, :, self.end - length : self.end] = new_values
-        self.lengths.append(length)
+        self.lengths[row] = length
         self._fit()
         return row
 
@@ -121,17 +126,29 @@ class RowCache:
         first = self.end - self.lengths[row]
         return [(k[row, :, first : self.end].clone(), v[row, :, first : self.end].clone()) for k, v in self.buffers]
 
-    def remove(self, row: int) -> None:
-        """Drops a row; the last one takes its place."""
-        last = len(self.lengths) - 1
-        if row != last:
+    def release(self, row: int) -> None:
+        """Drops a row. Its place is for the next one that comes; where none does, ``compact`` closes the gap."""
+        self.lengths[row] = 0
+        self._free.append(row)
+        self._fit()
+
+    def compact(self) -> list[tuple[int, int]]:
+        """Moves last rows to released places, so that rows 0 .. n-1 are all there are; returns (from, to) of each move."""
+        moves = []
+        for row in sorted(self._free):
+            while self.lengths and not self.lengths[-1]:
+                self.lengths.pop()
+            if row >= len(self.lengths):
+                break
+            last = len(self.lengths) - 1
             first = self.end - self.lengths[last]
             for keys, values in self.buffers:
                 keys[row, :, first : self.end] = keys[last, :, first : self.end]
                 values[row, :, first : self.end] = values[last, :, first : self.end]
-        self.lengths[row] = self.lengths[last]
-        self.lengths.pop()
-        self._fit()
+            self.lengths[row] = self.lengths.pop()
+            moves.append((last, row))
+        self._free = []
+        return moves
 
     def _fit(self) -> None:
         self.start = self.end - max(self.lengths, default=0)

@@ -75,7 +75,7 @@ class LocalSampler:
         self._device = next(model.parameters()).device
         self._layers = model.config.get_text_config().num_hidden_layers
         self._rows = RowCache(max_batch)
-        self._active: list[_Request] = []
+        self._active: dict[int, _Request] = {}
         self._waiting: deque[_Request] = deque()
         self._admitting: list[_Request] = []
         self._prefixes = PrefixCache(prefix_tokens)
@@ -103,9 +103,10 @@ class LocalSampler:
             self._task = loop.create_task(self._run())
         return await request.future
 
-    def weights_changed(self, version: int) -> None:
-        """Forgets everything computed with the old weights."""
+    def begin_version(self, version: int) -> None:
+        """Forgets everything computed with other weights, and frees its memory. No request may be in flight."""
         self._prefixes.clear()
+        self._rows = RowCache(self._rows.max_rows)
         self.policy_version = version
 
     async def _run(self) -> None:
@@ -124,23 +125,20 @@ class LocalSampler:
                 self.stats.seconds += time.perf_counter() - started
         except Exception as error:
             # A failed pass fails the requests in it; the sampler itself stays usable.
-            for request in [*self._admitting, *self._active, *self._waiting]:
+            for request in [*self._admitting, *self._active.values(), *self._waiting]:
                 if not request.future.done():
                     request.future.set_exception(error)
-            self._admitting, self._active, self._waiting = [], [], deque()
+            self._admitting, self._active, self._waiting = [], {}, deque()
             self._rows = RowCache(self._rows.max_rows)
 
     def _drop_cancelled(self) -> None:
         self._waiting = deque(request for request in self._waiting if not request.future.done())
-        for row in reversed(range(len(self._active))):
-            if self._active[row].future.done():
-                self._remove(row)
+        for row in [row for row, request in self._active.items() if request.future.done()]:
+            self._release(row)
 
-    def _remove(self, row: int) -> None:
-        self._rows.remove(row)
-        last = self._active.pop()
-        if row < len(self._active):
-            self._active[row] = last
+    def _release(self, row: int) -> None:
+        self._rows.release(row)
+        del self._active[row]
 
     def _admit(self) -> None:
         free = self._rows.max_rows - len(self._active)
@@ -166,8 +164,7 @@ class LocalSampler:
             repeats = [row for row, prompt in enumerate(chosen) for _ in unique[prompt]]
             requests = [request for prompt in chosen for request in unique[prompt]]
             self._draw(logits[repeats], requests)
-        for row in reversed(range(len(self._active))):
-            self._finish_if_done(row)
+        self._finish_those_done()
 
     def _prefill(
         self,
@@ -206,8 +203,7 @@ class LocalSampler:
             size = len(prompt)
             layers = [(layer.keys[row, :, -size:], layer.values[row, :, -size:]) for layer in cache.layers]
             for request in unique[prompt]:
-                self._rows.add(layers, size)
-                self._active.append(request)
+                self._active[self._rows.add(layers, size)] = request
             if self._prefixes.max_tokens and 2 * past[row] < size:
                 # Mostly new: others may share it. A next turn's prompt is kept when its completion is done.
                 self._prefixes.store(prompt, [(keys.clone(), values.clone()) for keys, values in layers])
@@ -216,8 +212,11 @@ class LocalSampler:
 
     def _decode(self) -> None:
         """One token for every active row."""
+        for last, row in self._rows.compact():
+            self._active[row] = self._active.pop(last)
+        requests = [self._active[row] for row in range(len(self._active))]
         self._rows.ensure_column()
-        ids = torch.tensor([[request.tokens[-1]] for request in self._active])
+        ids = torch.tensor([[request.tokens[-1]] for request in requests])
         positions = torch.tensor([[length] for length in self._rows.lengths])
         started = time.perf_counter()
         output = self.model(
@@ -229,11 +228,10 @@ class LocalSampler:
         )
         self.stats.model_seconds += time.perf_counter() - started
         self.stats.steps += 1
-        self.stats.decode_tokens += len(self._active)
+        self.stats.decode_tokens += len(requests)
         self._rows.advance()
-        self._draw(output.logits[:, -1], self._active)
-        for row in reversed(range(len(self._active))):
-            self._finish_if_done(row)
+        self._draw(output.logits[:, -1], requests)
+        self._finish_those_done()
 
     def _draw(self, logits: torch.Tensor, requests: Sequence[_Request]) -> None:
         """Appends one token to each request, by inverting the cumulative distribution at its own random number."""
@@ -254,16 +252,18 @@ class LocalSampler:
             request.tokens.append(token)
             request.logprobs.append(logprob)
 
-    def _finish_if_done(self, row: int) -> None:
-        request = self._active[row]
-        stopped = request.tokens[-1] in request.params.stop_ids
-        if not stopped and len(request.tokens) < request.limit:
-            return
+    def _finish_those_done(self) -> None:
+        for row, request in list(self._active.items()):
+            stopped = request.tokens[-1] in request.params.stop_ids
+            if stopped or len(request.tokens) >= request.limit:
+                self._finish(row, request, stopped)
+
+    def _finish(self, row: int, request: _Request, stopped: bool) -> None:
         if self._prefixes.max_tokens:
             # The last token's keys were never computed; the next request of this conversation computes them.
             known = (request.prompt + tuple(request.tokens))[: self._rows.lengths[row]]
             self._prefixes.store(known, self._rows.row(row))
-        self._remove(row)
+        self._release(row)
         request.future.set_result(
             Sample(
                 tuple(request.tokens),
