@@ -55,9 +55,13 @@ def main() -> None:
         figures = []
         for share in (False, True):
             trainer = Trainer(model, TrainerSettings(lr=1e-9, share_prefixes=share))
-            trainer.step(some[:GROUP], "policy")  # warm up
+            trainer.step(
+                some[:GROUP],
+            )  # warm up
             started = time.process_time()
-            metrics = trainer.step(some, "policy")
+            metrics = trainer.step(
+                some,
+            )
             figures.append((metrics["tokens_computed"], time.process_time() - started))
         (many, slow), (few, fast) = figures
         print(
