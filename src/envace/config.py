@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from envace.algorithms.rolewise_grpo import AlgorithmSettings
+from envace.chat.settings import ChatSettings
 from envace.engines.local.engine import LocalEngineSettings
 from envace.episode import Limits
 from envace.errors import UserError
@@ -52,6 +53,7 @@ class TrainSettings(Frozen):
     """Settings of ``envace train``."""
 
     model: str
+    chat: ChatSettings = ChatSettings()
     tasks: TaskSettings
     responder: Literal["rehearsal", "simulator", "environment", "replay"] = "rehearsal"
     simulator_model: str | None = None

@@ -126,6 +126,17 @@ def test_groups_without_variance_are_left_out_when_asked():
     assert len(build_rows([UNEVEN, flat], AlgorithmSettings())[0]) == 11
 
 
+def test_an_anchored_role_keeps_its_rows_of_groups_that_are_dropped():
+    flat = group(episode(0, 0.5, 1, 2), episode(1, 0.5, 1, 1))
+    settings = AlgorithmSettings(drop_no_variance=True, rehearse_kl=0.3)
+    rows, metrics = build_rows([UNEVEN, flat], settings)
+    anchors = [row for row in rows if row.objective == "anchor"]
+    assert {(row.role, row.kl) for row in anchors} == {("rehearse", 0.3)}
+    assert len(anchors) == 3 and len(rows) == 9 + 3
+    # The metric is over what the policy loss has.
+    assert metrics["advantage_abs_mean"] == build_rows([UNEVEN], settings)[1]["advantage_abs_mean"]
+
+
 def test_groups_of_different_tasks_do_not_share_a_baseline():
     got = advantages(
         [group(episode(0, 1.0, 1, 0), episode(1, 0.0, 1, 0)), group(episode(0, 0.2, 1, 0), episode(1, 0.0, 1, 0))]

@@ -42,7 +42,7 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
         load(tmp_path)
 
 
-def test_a_gguf_file_without_its_reader_says_so(tmp_path):
+def test_a_gguf_file_that_is_cut_off_or_has_no_reader_says_so(tmp_path):
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     with pytest.raises(UserError, match=r"model\.gguf.*cannot load it"):
         load(tmp_path / "model.gguf")

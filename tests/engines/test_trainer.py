@@ -131,9 +131,8 @@ def test_the_kl_is_that_of_the_rows_with_a_coefficient(kind):
     metrics, _ = gradient(rows, kl=kind, reference=reference)
     assert metrics["kl"] == pytest.approx(sum(values) / len(values), abs=1e-5)
     plain, _ = gradient([replace(one, kl=0.0) for one in rows])
-    tokens = sum(sum(one.mask) for one in rows)
-    assert metrics["loss"] == pytest.approx(plain["loss"] + penalty / tokens, abs=1e-5)
-    assert penalty / tokens > 1e-3
+    assert metrics["loss"] == pytest.approx(plain["loss"] + penalty / len(values), abs=1e-5)
+    assert penalty / len(values) > 1e-3
 
 
 def test_a_row_without_a_sampled_token_changes_nothing():
@@ -255,7 +254,33 @@ def test_the_kl_pulls_only_rows_that_have_a_coefficient_and_in_its_proportion():
 
     assert float(pull(0.2, 0.0).norm()) > 1e-3
     assert not torch.allclose(pull(0.2, 0.0), pull(0.0, 0.2), atol=1e-4)
-    assert torch.allclose(pull(0.2, 0.6), pull(0.2, 0.0) + 3 * pull(0.0, 0.2), atol=1e-5)
+    # The mean is over the tokens of the rows that have one.
+    first, second = (sum(one.mask) for one in random_rows(2))
+    expected = (first * pull(0.2, 0.0) + second * 3 * pull(0.0, 0.2)) / (first + second)
+    assert torch.allclose(pull(0.2, 0.6), expected, atol=1e-5)
+
+
+def test_an_anchor_row_has_its_kl_alone():
+    start = build("qwen3")
+    with torch.no_grad():
+        for parameter in start.parameters():
+            parameter += 0.05 * torch.randn_like(parameter)
+
+    @contextmanager
+    def reference():
+        yield start
+
+    one, two, other = random_rows(3)
+    anchor = replace(other, kl=0.4, objective="anchor")
+    alone, gradient_alone = gradient([one, two])
+    held, gradient_held = gradient([anchor], reference=reference)
+    both, gradient_both = gradient([one, anchor, two], reference=reference)
+    assert held["loss"] == pytest.approx(0.4 * held["kl"], abs=1e-6)
+    assert both["loss"] == pytest.approx(alone["loss"] + 0.4 * held["kl"], abs=1e-5)
+    assert torch.allclose(gradient_both, gradient_alone + gradient_held, atol=1e-5)
+    for key in ("mismatch_mean", "mismatch_max", "clip_share", "entropy"):
+        assert both[key] == pytest.approx(alone[key], abs=1e-5)
+        assert key not in held
 
 
 def test_a_kl_without_the_start_policy_is_refused():

@@ -59,15 +59,14 @@ def build_rows(
     """Training rows of a batch and the advantage metrics. Episodes that are not scored give no rows and enter no baseline.
 
     Rows whose every advantage is 0 still count in the token-mean (they are sampled tokens of the batch), as published,
-    unless ``drop_no_variance`` leaves their group out. A frozen role gives no rows; with a joint scope it still counts in
-    the baseline.
+    unless ``drop_no_variance`` leaves their group out. Of such a group an anchored role (a KL coefficient above 0) keeps its
+    rows for the KL alone: where every episode fails because one response is wrong in all of them, nothing else would pull
+    that response back. A frozen role gives no rows; with a joint scope it still counts in the baseline.
     """
     generations: list[Generation] = []
     rewards: list[float] = []
     episodes: list[tuple[int, int]] = []
     for number, group in enumerate(groups):
-        if settings.drop_no_variance and not has_variance(group):
-            continue
         for position, episode in enumerate(group.episodes):
             if episode.reward is None:
                 continue
@@ -85,16 +84,21 @@ def build_rows(
         normalize_std=settings.normalize_std,
         singleton=settings.singleton,
     )
-    sequences: dict[tuple[tuple[int, int], Role], list[Weighted]] = defaultdict(list)
-    for owner, generation, advantage in zip(episodes, generations, advantages, strict=True):
+    dropped = {number for number, group in enumerate(groups) if settings.drop_no_variance and not has_variance(group)}
+    sequences: dict[tuple[int, int, Role], list[Weighted]] = defaultdict(list)
+    for (number, position), generation, advantage in zip(episodes, generations, advantages, strict=True):
         if generation.role not in settings.freeze:
-            sequences[owner, generation.role].append(Weighted(generation, advantage))
+            sequences[number, position, generation.role].append(Weighted(generation, advantage))
     weights = {Role.ACT: settings.act_weight, Role.REHEARSE: settings.rehearse_weight}
     kls = {Role.ACT: settings.act_kl, Role.REHEARSE: settings.rehearse_kl}
-    rows = [
-        row for (_, role), items in sequences.items() for row in training_rows(items, weights[role], kls[role], merge)
-    ]
-    trained = [item.advantage for items in sequences.values() for item in items]
+    rows: list[TrainingRow] = []
+    trained: list[float] = []
+    for (number, _, role), items in sequences.items():
+        if number not in dropped:
+            rows += training_rows(items, weights[role], kls[role], merge=merge)
+            trained += [item.advantage for item in items]
+        elif kls[role]:
+            rows += training_rows(items, weights[role], kls[role], "anchor", merge)
     metrics = {
         "groups": float(len(groups)),
         "groups_without_variance": float(sum(not has_variance(group) for group in groups)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from envace.engines.base import TrainingRow
 from envace.types import Generation
@@ -18,7 +19,11 @@ class Weighted:
 
 
 def training_rows(
-    items: Sequence[Weighted], weight: float = 1.0, kl: float = 0.0, merge: bool = True
+    items: Sequence[Weighted],
+    weight: float = 1.0,
+    kl: float = 0.0,
+    objective: Literal["policy", "anchor"] = "policy",
+    merge: bool = True,
 ) -> list[TrainingRow]:
     """Rows of one episode and role, in order.
 
@@ -47,6 +52,7 @@ def training_rows(
                 temperature=generation.temperature,
                 weight=weight,
                 kl=kl,
+                objective=objective,
             )
         )
     return rows

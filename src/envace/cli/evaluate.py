@@ -28,16 +28,19 @@ def evaluate(
     ] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Of one generation. [1024, or the run's]")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    template: Annotated[
+        str | None, typer.Option(help="Chat template in place of the model's own: a Jinja file, or chatml-tools.")
+    ] = None,
     seed: Annotated[int, typer.Option()] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")] = False,
 ) -> None:
     """Measures a policy in the real worlds, and how often its rehearsed responses equal theirs, on test tasks.
 
-    Example: envace eval runs/tiny/rehearsal --worlds orders,hotel --tasks 48
+    Example: envace eval runs/quickstart/seed-0 --worlds orders,hotel --tasks 48
     """
     import asyncio
 
-    from envace.chat.render import ChatRenderer
+    from envace.chat.settings import ChatSettings
     from envace.config import RehearseSettings, TrainSettings, load_settings
     from envace.engines.local.engine import LocalEngine, LocalEngineSettings
     from envace.episode import Limits
@@ -51,11 +54,14 @@ def evaluate(
 
     act = rehearse = RoleSampling(max_tokens=1024)
     asked, limits, engine = RehearseSettings(), Limits(), LocalEngineSettings(device=device)
+    chat = ChatSettings(template=template)
     held = Path(model) / SETTINGS
     if held.is_file():
         run = load_settings(TrainSettings, held)
         act = run.act_sampling.model_copy(update={"temperature": run.evaluation.temperature})
         rehearse, asked, limits = run.rehearse_sampling, run.rehearse, run.limits
+        # Their tokenizers hold the run's template.
+        chat = chat.model_copy(update={"enable_thinking": run.chat.enable_thinking})
         # Checkpoints hold whole models, adapters merged.
         engine = run.engine.model_copy(update={"lora": None, "device": device})
         model = str(newest_checkpoint(Path(model)))
@@ -76,7 +82,8 @@ def evaluate(
     )
     policy = LocalEngine(model, engine)
     built = [task for name in chosen for task in build_tasks(name, tasks, seed, "test")]
-    result = asyncio.run(measure(policy.sampler, ChatRenderer(policy.tokenizer), built, plan))
+    renderer = chat.renderer(policy.tokenizer, policy.eos_ids)
+    result = asyncio.run(measure(policy.sampler, renderer, built, plan))
     if as_json:
         typer.echo(result.model_dump_json(indent=1))
         return

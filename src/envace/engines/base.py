@@ -45,8 +45,8 @@ class TrainingRow:
     """One training sequence of n tokens; per-token tuples all have length n and are 0 where ``mask`` is 0.
 
     ``mask[i]`` is 1 if token i was sampled (it is predicted from the tokens before it, so ``mask[0]`` is 0).
-    A row may hold several merged generations of one role, each with its own advantage. The loss is the mean over the masked
-    tokens of the batch's policy rows plus the mean over those of its supervised rows.
+    A row may hold several merged generations of one role, each with its own advantage. The loss is the sum of three means,
+    each over the masked tokens of the batch's rows that have it: policy loss, cross-entropy, and KL times ``kl``.
     """
 
     ids: tuple[int, ...]
@@ -59,9 +59,10 @@ class TrainingRow:
     weight: float = 1.0
     """Multiplies the row's loss (per-role loss weight); it does not change the token count the loss is averaged over."""
     kl: float = 0.0
-    """Coefficient of the KL to the start policy at the row's sampled tokens; ``weight`` leaves it alone."""
-    objective: Literal["policy", "supervised"] = "policy"
-    """The policy loss, or the cross-entropy of the tokens under ``mask``, which then are targets, not samples."""
+    """Coefficient of the KL to the start policy at the row's masked tokens; ``weight`` leaves it alone."""
+    objective: Literal["policy", "supervised", "anchor"] = "policy"
+    """What is learned besides the KL: the policy loss, the cross-entropy of the tokens under ``mask``, which then are
+    targets, not samples, or nothing."""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from typing import Any
 
 from envace.algorithms.rolewise_grpo import build_rows, has_variance
 from envace.chat.render import ChatRenderer
+from envace.chat.settings import ChatSettings
 from envace.config import TaskSettings, TrainSettings, dump_settings
 from envace.data.tasks import read_tasks
 from envace.engines.base import Sampler
@@ -110,7 +111,7 @@ def _steps(
         kl=algorithm.kl,
         keep_start=algorithm.act_kl > 0 or algorithm.rehearse_kl > 0,
     )
-    renderer = ChatRenderer(engine.tokenizer)
+    renderer = settings.chat.renderer(engine.tokenizer, engine.eos_ids)
     done = max(run.checkpoints(), default=0) if resume else 0
     if resume:
         run.forget_after(done)
@@ -127,7 +128,8 @@ def _steps(
 
     def second_model() -> tuple[Sampler, ChatRenderer]:
         second = LocalEngine(settings.simulator_model or settings.model, settings.engine)
-        return second.sampler, ChatRenderer(second.tokenizer)
+        chat = ChatSettings() if settings.simulator_model else settings.chat
+        return second.sampler, chat.renderer(second.tokenizer, second.eos_ids)
 
     prompt = RehearsePrompt(settings.rehearse.prompt, references=settings.rehearse.references)
     sampling, model = settings.rehearse_sampling, engine.sampler

@@ -58,13 +58,13 @@ def step_metrics(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def advantage_metrics(rows: Sequence[TrainingRow]) -> dict[str, float]:
-    """Mean, standard deviation, least and greatest advantage over each role's sampled tokens, as the loss weighs them."""
+    """Mean, standard deviation, least and greatest advantage over each role's sampled tokens, as the policy loss has them."""
     metrics: dict[str, float] = {}
     for role in Role:
         values = [
             advantage
             for row in rows
-            if row.role == role.value
+            if row.role == role.value and row.objective == "policy"
             for advantage, sampled in zip(row.advantages, row.mask, strict=True)
             if sampled
         ]

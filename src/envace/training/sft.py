@@ -6,19 +6,19 @@ import json
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field, ValidationError
 
+from envace.chat.render import ChatRenderer
+from envace.chat.settings import ChatSettings
 from envace.data.tasks import describe, read_lines
 from envace.engines.base import TrainingRow
+from envace.engines.local.engine import LocalEngine, LocalEngineSettings
 from envace.errors import UserError
+from envace.roles.rehearse import RehearsePrompt
 from envace.training.supervised import Trajectory, supervised_rows
 from envace.types import Frozen
-
-if TYPE_CHECKING:
-    from envace.chat.render import ChatRenderer
-    from envace.roles.rehearse import RehearsePrompt
 
 
 def read_trajectories(path: Path) -> Iterator[Trajectory]:
@@ -97,8 +97,8 @@ class SftSettings(Frozen):
     max_steps: int | None = Field(default=None, gt=0)
     checkpoint_every: int = Field(default=100, gt=0)
     seed: int = 0
-    engine: dict[str, Any] = Field(default_factory=dict)
-    """The local engine's settings: lr, warmup_steps, micro_batch_tokens, lora, dtype …"""
+    chat: ChatSettings = ChatSettings()
+    engine: LocalEngineSettings = LocalEngineSettings()
 
 
 def warm_start(settings: SftSettings, resume: bool = False, progress: Any = print) -> Path:
@@ -112,12 +112,8 @@ def warm_start(settings: SftSettings, resume: bool = False, progress: Any = prin
     """
     import time
 
-    from envace.chat.render import ChatRenderer
-    from envace.engines.local.engine import LocalEngine, LocalEngineSettings
-    from envace.roles.rehearse import RehearsePrompt
-
-    engine = LocalEngine(settings.model, LocalEngineSettings(**settings.engine))
-    renderer = ChatRenderer(engine.tokenizer)
+    engine = LocalEngine(settings.model, settings.engine)
+    renderer = settings.chat.renderer(engine.tokenizer, engine.eos_ids)
     prompt = RehearsePrompt(settings.rehearse_prompt)
     settings.out.mkdir(parents=True, exist_ok=True)
     (settings.out / "settings.json").write_text(settings.model_dump_json(indent=1))

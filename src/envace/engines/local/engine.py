@@ -95,6 +95,12 @@ class LocalEngine:
         return self._sampler
 
     @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """What the model's generation settings end a completion at."""
+        ids = getattr(self._base.generation_config, "eos_token_id", None)
+        return tuple(ids) if isinstance(ids, (list, tuple)) else () if ids is None else (ids,)
+
+    @property
     def policy_version(self) -> int:
         return self._sampler.policy_version
 

@@ -20,7 +20,7 @@ from envace.engines.local.optimizers import OptimizerName, make_optimizer
 from envace.engines.local.prefix import SharedPrefixes, can_share
 from envace.types import Frozen
 
-OBJECTIVES = ("policy", "supervised")
+OBJECTIVES = ("policy", "supervised", "anchor")
 PADDING = {"cpu": 128, "cuda": 2048}
 """Tokens of padding that are worth another pass.
 
@@ -102,7 +102,7 @@ class Trainer:
         tokens = {
             objective: sum(sum(row.mask) for row in rows if row.objective == objective) for objective in OBJECTIVES
         }
-        anchored = sum(sum(row.mask) for row in rows if row.kl)
+        tokens["kl"] = sum(sum(row.mask) for row in rows if row.kl)
         sums: dict[str, float] = defaultdict(float)
         computed = 0
         if any(tokens.values()):
@@ -114,7 +114,7 @@ class Trainer:
             self.model.eval()
         metrics = {
             "loss": sums["loss"],
-            "tokens_trained": float(sum(tokens.values())),
+            "tokens_trained": float(sum(tokens[objective] for objective in OBJECTIVES)),
             "tokens_computed": float(computed),
             "rows": float(len(rows)),
             "lr": self.learning_rate(self.steps),
@@ -127,8 +127,8 @@ class Trainer:
                 "clip_share": sums["clipped"] / count,
                 "entropy": sums["entropy"] / count,
             }
-        if anchored:
-            metrics["kl"] = sums["kl"] / anchored
+        if count := tokens["kl"]:
+            metrics["kl"] = sums["kl"] / count
         if count := tokens["supervised"]:
             metrics["cross_entropy"] = sums["cross_entropy"] / count
         if any(tokens.values()):
@@ -164,13 +164,13 @@ class Trainer:
 
     def _loss(self, logs: Tensor, reference: Tensor | None, batch: dict[str, Tensor], sums: dict[str, float]) -> Tensor:
         """The batch's part of the loss, from ``logs`` of :meth:`_log_softmax`."""
-        mask, old, policy = batch["mask"], batch["logprobs"], batch["policy"][:, None]
+        mask, old = batch["mask"], batch["logprobs"]
+        policy, supervised = batch["policy"][:, None], batch["supervised"][:, None]
         chosen = _chosen(logs, batch)
         logprobs = torch.zeros_like(mask).index_put((batch["rows"], batch["columns"]), chosen)
         compared = old + sequence_log_ratio(logprobs, old, mask) if self._ratio == "sequence" else logprobs
-        losses = torch.where(
-            policy, policy_loss(compared, old, batch["advantages"], self._clip_low, self._clip_high), -logprobs
-        )
+        gained = policy_loss(compared, old, batch["advantages"], self._clip_low, self._clip_high)
+        losses = torch.where(policy, gained, -logprobs * supervised)
         with torch.no_grad():
             drawn = mask * policy
             gap = ((logprobs - old) * drawn).abs()
@@ -181,7 +181,7 @@ class Trainer:
             sums["clipped"] += float((outside * drawn).sum())
             # -log p of what was drawn: an unbiased estimate while the draws are the policy's own.
             sums["entropy"] -= float((logprobs * drawn).sum())
-            sums["cross_entropy"] -= float((logprobs * mask * ~policy).sum())
+            sums["cross_entropy"] -= float((logprobs * mask * supervised).sum())
         loss = token_sum(losses, mask, batch["weights"])
         if reference is None:
             return loss
@@ -215,7 +215,7 @@ def _tensors(rows: Sequence[TrainingRow], tokens: Mapping[str, int], device: Any
     """Right-padded tensors. All but ids start at the first column any row has a masked token in.
 
     ``rows`` and ``columns`` say where those tokens are, ``targets`` which they are; ``weights`` and ``kl`` are a row's, over
-    the number of ``tokens`` of its objective in the whole step.
+    the whole step's number of ``tokens`` of its objective and with a KL.
     """
     width = max(len(row.ids) for row in rows)
     first = max(1, min(row.mask.index(1) for row in rows))
@@ -237,9 +237,10 @@ def _tensors(rows: Sequence[TrainingRow], tokens: Mapping[str, int], device: Any
         "columns": columns,
         "targets": ids[where, columns + first],
         "policy": torch.tensor([row.objective == "policy" for row in rows], device=device),
+        "supervised": torch.tensor([row.objective == "supervised" for row in rows], device=device),
         "advantages": padded([row.advantages for row in rows], torch.float32, first),
         "logprobs": padded([row.logprobs for row in rows], torch.float32, first),
         "temperature": torch.tensor([row.temperature or 1.0 for row in rows], device=device),
         "weights": torch.tensor([row.weight / tokens[row.objective] for row in rows], device=device),
-        "kl": torch.tensor([row.kl / tokens[row.objective] for row in rows], device=device),
+        "kl": torch.tensor([row.kl / max(1, tokens["kl"]) for row in rows], device=device),
     }
