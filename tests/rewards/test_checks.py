@@ -138,6 +138,9 @@ def test_responses_against_schema_and_records():
     # A refused call or a malformed response is not a valid one, but only of the tool asked about.
     assert not met({"kind": "response_valid"}, [record("pay", error="INVALID_PARAMETERS")], tools=[tool])
     assert met({"kind": "response_valid", "tool": "find"}, [record("pay", error="X")], tools=[tool])
+    for returns, reason in (({"$ref": "#/$defs/none"}, r"mend its \$ref"), ({"type": "thing"}, "not a JSON Schema")):
+        with pytest.raises(UserError, match=f"tool 'find', returns: .*{reason}"):
+            met({"kind": "response_valid"}, [record("find", {})], tools=[tool.model_copy(update={"returns": returns})])
     known = Reference(call=ToolCall(name="find", arguments={"a": 1}), response={"id": 1})
     assert met({"kind": "response_consistent"}, [record("find", {"id": 1}, a=1)], references=[known])
     assert not met({"kind": "response_consistent"}, [record("find", {"id": 2}, a=1)], references=[known])

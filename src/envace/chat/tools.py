@@ -65,6 +65,21 @@ def validator(schema: dict[str, Any], owner: str) -> Validator:
     return _validators[key]
 
 
+def schema_error(value: Any, schema: dict[str, Any], owner: str) -> jsonschema.ValidationError | None:
+    """What is most wrong with ``value`` by ``schema``; ``None`` if nothing is.
+
+    Raises:
+        UserError: ``schema`` is not a JSON Schema, or refers to what is not there; the message names ``owner``.
+    """
+    try:
+        worst: jsonschema.ValidationError | None = jsonschema.exceptions.best_match(
+            validator(schema, owner).iter_errors(value)
+        )
+        return worst
+    except (referencing.exceptions.Unresolvable, RecursionError) as fault:
+        raise UserError(f"{owner}: its schema cannot be applied, mend its $ref: {fault}") from None
+
+
 def check_call(call: ToolCall, tools: Sequence[ToolSpec]) -> ParseError | None:
     """Whether ``call`` names one of ``tools`` with arguments that its schema allows; ``None`` if it does.
 
@@ -75,11 +90,7 @@ def check_call(call: ToolCall, tools: Sequence[ToolSpec]) -> ParseError | None:
     if spec is None:
         names = ", ".join(tool.name for tool in tools) or "none"
         return ParseError(code=TOOL_NOT_AVAILABLE, message=f"no tool {call.name!r}; available: {names}")
-    owner = f"tool {spec.name!r}"
-    try:
-        error = jsonschema.exceptions.best_match(validator(spec.parameters, owner).iter_errors(call.arguments))
-    except (referencing.exceptions.Unresolvable, RecursionError) as fault:
-        raise UserError(f"{owner}: its schema cannot be applied, mend its $ref: {fault}") from None
+    error = schema_error(call.arguments, spec.parameters, f"tool {spec.name!r}")
     if error is None:
         return None
     where = "/".join(str(part) for part in error.absolute_path)

@@ -9,9 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jsonschema
-
-from envace.chat.tools import canonical_json, same_json, validator
+from envace.chat.tools import canonical_json, same_json, schema_error
 from envace.errors import UserError
 from envace.types import (
     AnyValue,
@@ -160,11 +158,7 @@ def _responses_valid(check: ResponseValid, turn: TurnView) -> bool:
         if record.error is not None:
             return False
         schema = schemas.get(record.call.name)
-        if schema is None:
-            continue
-        try:
-            validator(schema, f"tool {record.call.name!r}, returns").validate(record.response)
-        except jsonschema.ValidationError:
+        if schema is not None and schema_error(record.response, schema, f"tool {record.call.name!r}, returns"):
             return False
     return True
 
