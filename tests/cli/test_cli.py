@@ -102,6 +102,44 @@ def test_a_bad_line_of_a_task_file_is_named(envace, tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda model: (model / "chat_template.jinja").unlink(), "has no chat template"),
+        (
+            lambda model: (model / "chat_template.jinja").write_text(
+                "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+            ),
+            "its chat template ignores tools, calls or their responses",
+        ),
+        (lambda model: os.truncate(model / "model.safetensors", 100), "transformers cannot load it"),
+        (lambda model: (model / "config.json").write_text("{"), "transformers cannot load it"),
+        (
+            lambda model: [(model / f"tokenizer{end}.json").unlink() for end in ("", "_config")],
+            "the folder has no tokenizer",
+        ),
+        (lambda model: (model / "config.json").unlink(), "the folder has no config.json"),
+    ],
+)
+def test_a_model_that_cannot_be_trained_is_one_message(envace, tmp_path, spoil, message):
+    save_policy(tmp_path / "model")
+    spoil(tmp_path / "model")
+    (tmp_path / "settings.yaml").write_text(GOOD.replace("nowhere", str(tmp_path / "model")))
+    done = envace("train", tmp_path / "settings.yaml", "--out", tmp_path / "run")
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr and len(done.stderr.splitlines()) <= 4
+
+
+def test_training_on_a_file_with_a_bad_line_names_it(envace, tmp_path):
+    save_policy(tmp_path / "model")
+    lines = [task.model_dump_json() for task in build_tasks("orders", 9, 0, "train")]
+    (tmp_path / "tasks.jsonl").write_text("\n".join([*lines[:6], '{"id": "x"}', *lines[7:]]))
+    (tmp_path / "settings.yaml").write_text(f"model: {tmp_path}/model\ntasks: {{file: {tmp_path}/tasks.jsonl}}\n")
+    done = envace("train", tmp_path / "settings.yaml", "--out", tmp_path / "run")
+    assert (done.returncode, "tasks.jsonl, line 7: messages" in done.stderr) == (2, True)
+
+
 def test_built_tasks_validate_and_fit_the_exported_schema(envace, tmp_path):
     file = tmp_path / "tasks.jsonl"
     assert envace("tasks", "build", file, "--count", 8, "--worlds", "orders,desk").returncode == 0
@@ -139,6 +177,10 @@ def test_a_folder_that_cannot_be_written_is_one_message(envace):
     assert done.returncode == 2
     assert "/proc/nowhere" in done.stderr
     assert "Traceback" not in done.stderr
+    for command in ("train", "study"):
+        done = envace(command, "quickstart", "--out", "/proc/nowhere/run")
+        assert (done.returncode, "/proc/nowhere" in done.stderr) == (2, True)
+        assert "Traceback" not in done.stderr
 
 
 def test_help_is_quick_to_read_and_names_every_command(envace):

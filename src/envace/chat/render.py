@@ -100,7 +100,7 @@ class ChatRenderer:
         if tools and not self.supports_tools:
             raise UserError(
                 f"model {self._name!r}: its chat template ignores tools, calls or their responses, so it would never see "
-                "them; use a model whose template renders tools, or add a chat_template.jinja that does"
+                "them; use a model whose template renders tools, or set chat.template (chatml-tools is shipped)"
             )
         return ChatContext(self, tuple(messages), tuple(tools))
 
@@ -157,7 +157,7 @@ class ChatRenderer:
             roles = ", ".join(message.role for message in messages)
             raise UserError(
                 f"model {self._name!r}: its chat template refuses a conversation of {roles}: {error}; use another model, "
-                "or add a chat_template.jinja that takes it"
+                "or set chat.template to one that takes it"
             ) from None
 
     def appended_ids(self, last: Message, messages: Sequence[Message]) -> tuple[int, ...]:
