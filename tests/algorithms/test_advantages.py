@@ -66,6 +66,23 @@ def test_one_baseline_for_both_roles():
     assert got["rehearse"] == pytest.approx([0.5, 0.5, 0])
 
 
+def test_a_response_is_compared_with_others_to_the_same_call():
+    # Every episode asks one call (prompt 7) and gets the same answer; acting fails in two, and the third asks on (prompt 8).
+    first, second = generation(Role.REHEARSE, 7), generation(Role.REHEARSE, 8)
+    made = group(
+        *(
+            episode(index, reward, 1, 0).model_copy(update={"generations": (generation(Role.ACT, index), *answers)})
+            for index, reward, answers in ((0, 0.0, (first,)), (1, 0.0, (first,)), (2, 1.0, (first, second)))
+        )
+    )
+    by_call = advantages(made, scope="call")
+    # Prompt 7: mean 1/3, so the one answer is pushed nowhere: -1/3 - 1/3 + 2/3 = 0. Prompt 8 has nothing to compare with.
+    assert by_call["rehearse"] == pytest.approx([-1 / 3, -1 / 3, 2 / 3, 0])
+    assert by_call["act"] == pytest.approx([-1 / 3, -1 / 3, 2 / 3])
+    # By role the mean is (0 + 0 + 1 + 1) / 4: the same answer, right or wrong, is pushed down by -0.5 in all.
+    assert advantages(made)["rehearse"] == pytest.approx([-0.5, -0.5, 0.5, 0.5])
+
+
 def test_episode_weighted_baseline_counts_each_episode_once():
     # Act: (1 + 0.5 + 0) / 3 = 0.5. Rehearse: (1 + 0.5) / 2 = 0.75.
     got = advantages(UNEVEN, baseline="episode")

@@ -8,7 +8,7 @@ by the standard deviation, no KL, PPO clipping, token-mean loss, one optimizer s
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Literal
 
 from pydantic import Field
@@ -25,8 +25,9 @@ class AlgorithmSettings(Frozen):
     baseline: Literal["row", "episode", "leave_one_out"] = Field(
         default="row", description="what the mean runs over: rows, episodes, or the other episodes (RLOO)"
     )
-    scope: Literal["role", "joint"] = Field(
-        default="role", description="a baseline per role, or one for both (ablation)"
+    scope: Literal["role", "call", "joint"] = Field(
+        default="role",
+        description="a baseline per role; call: of Rehearse per call it answers; joint: one for both roles (ablation)",
     )
     normalize_std: bool = Field(default=False, description="divide advantages by the group's standard deviation")
     singleton: Literal["zero", "reward"] = Field(
@@ -53,6 +54,20 @@ def has_variance(group: Group) -> bool:
     return len({episode.reward for episode in group.episodes if episode.reward is not None}) > 1
 
 
+def _compared_with(generation: Generation, scope: Literal["role", "call", "joint"]) -> tuple[Hashable, ...]:
+    """What the rows that a row is compared with have in common, besides the task.
+
+    By role, an answer that every episode got alike still has a gradient: episodes that end early hold first answers and no
+    later ones, so where acting fails early, first answers are pushed down, the right ones too. By call the advantages of
+    one answer to one call add up to 0 (after the step-level groups of GiGPO, arXiv 2505.10978).
+    """
+    if scope == "joint":
+        return ()
+    if scope == "call" and generation.role is Role.REHEARSE:
+        return generation.role, generation.prompt_ids
+    return (generation.role,)
+
+
 def build_rows(
     groups: Sequence[Group], settings: AlgorithmSettings, merge: bool = True
 ) -> tuple[list[TrainingRow], dict[str, float]]:
@@ -76,7 +91,7 @@ def build_rows(
     advantages = group_advantages(
         rewards,
         [
-            (number, generation.role if settings.scope == "role" else None)
+            (number, *_compared_with(generation, settings.scope))
             for (number, _), generation in zip(episodes, generations, strict=True)
         ],
         episodes,

@@ -64,12 +64,14 @@ def study(
 
 
 def _took(folder: Path, seconds: float, at_once: int) -> dict[str, Any]:
-    """Wall-clock seconds over every start of this study, and a bound on its memory: so many times its largest process."""
+    """Wall-clock seconds over every start of this study, and a bound on its memory: its own, and so many times its largest
+    run's."""
     import resource
 
     held = folder / "report.json"
     earlier = json.loads(held.read_text(encoding="utf-8")) if held.is_file() else {}
-    peak = at_once * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    own, largest = (resource.getrusage(who).ru_maxrss / 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    peak = own + at_once * largest
     return {
         "wall_seconds": earlier.get("wall_seconds", 0.0) + seconds,
         "peak_memory_mb": max(peak, earlier.get("peak_memory_mb", 0.0)),
