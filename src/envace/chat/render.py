@@ -61,6 +61,8 @@ class ChatRenderer:
     def __init__(self, tokenizer: Any, *, enable_thinking: bool | None = None, stop_ids: Sequence[int] = ()) -> None:
         self.tokenizer = tokenizer
         self._name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
+        # A group's episodes begin alike, and many go on alike.
+        self._encoded = lru_cache(maxsize=512)(self._encode)
         if not getattr(tokenizer, "chat_template", None):
             raise UserError(
                 f"model {self._name!r} has no chat template: use an instruction-tuned model, or put a "
@@ -105,6 +107,9 @@ class ChatRenderer:
         return ChatContext(self, tuple(messages), tuple(tools))
 
     def encode(self, text: str) -> tuple[int, ...]:
+        return self._encoded(text)
+
+    def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(clean(text), add_special_tokens=False))
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -70,7 +70,9 @@ def _took(folder: Path, seconds: float, at_once: int) -> dict[str, Any]:
 
     held = folder / "report.json"
     earlier = json.loads(held.read_text(encoding="utf-8")) if held.is_file() else {}
-    own, largest = (resource.getrusage(who).ru_maxrss / 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    own, largest = (
+        resource.getrusage(who).ru_maxrss / 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
     peak = own + at_once * largest
     return {
         "wall_seconds": earlier.get("wall_seconds", 0.0) + seconds,
