@@ -6,13 +6,13 @@ import difflib
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar, get_args
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 
 from envace.algorithms.rolewise_grpo import AlgorithmSettings
-from envace.chat.settings import ChatSettings
+from envace.chat.settings import ChatSettings, PathOrName
 from envace.engines.local.engine import LocalEngineSettings
 from envace.episode import Limits
 from envace.errors import UserError
@@ -23,7 +23,7 @@ from envace.types import Frozen
 class TaskSettings(Frozen):
     """Tasks from a file, or built from worlds."""
 
-    file: Path | None = None
+    file: Annotated[Path, AfterValidator(Path.absolute)] | None = None
     worlds: tuple[str, ...] = ()
     count: int = Field(default=200, gt=0, description="tasks a world")
     seed: int = 0
@@ -45,18 +45,18 @@ class EvaluationSettings(Frozen):
 
 
 class RehearseSettings(Frozen):
-    prompt: str = Field(default="full", description="full, brief, or a folder with system.jinja and pending.jinja")
+    prompt: PathOrName = Field(default="full", description="full, brief, or a folder with system.jinja and pending.jinja")
     references: bool = Field(default=True, description="whether the recorded calls are shown")
 
 
 class TrainSettings(Frozen):
     """Settings of ``envace train``."""
 
-    model: str
+    model: PathOrName
     chat: ChatSettings = ChatSettings()
     tasks: TaskSettings
     responder: Literal["rehearsal", "simulator", "environment", "replay"] = "rehearsal"
-    simulator_model: str | None = None
+    simulator_model: PathOrName | None = None
     rehearse: RehearseSettings = RehearseSettings()
     act_sampling: RoleSampling = RoleSampling()
     rehearse_sampling: RoleSampling = RoleSampling()

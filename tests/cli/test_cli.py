@@ -211,6 +211,21 @@ def test_settings_written_out_are_the_settings_read_back(tmp_path):
     assert yaml.safe_load(dump_settings(settings))["evaluation"]["probes"] == 4  # defaults are written out
 
 
+def test_paths_that_exist_are_kept_absolute_so_a_run_resumes_from_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "tiny").mkdir(parents=True)
+    (tmp_path / "chat.jinja").write_text("")
+    (tmp_path / "settings.yaml").write_text(
+        "model: models/tiny\nsimulator_model: tiny\ntasks: {file: tasks.jsonl}\n"
+        "rehearse: {prompt: ./nowhere}\nchat: {template: ./chat.jinja}\n"
+    )
+    settings = load_settings(TrainSettings, Path("settings.yaml"))
+    assert (settings.model, settings.tasks.file) == (str(tmp_path / "models" / "tiny"), tmp_path / "tasks.jsonl")
+    assert (settings.simulator_model, settings.rehearse.prompt) == ("tiny", "./nowhere")
+    assert settings.chat.template == str(tmp_path / "chat.jinja")
+
+
+
 def test_overrides_are_yaml_and_make_the_groups_they_need(tmp_path):
     (tmp_path / "settings.yaml").write_text("model: m\ntasks: {worlds: [orders]}\nengine:\n")
     settings = load_settings(

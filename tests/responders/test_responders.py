@@ -54,6 +54,25 @@ async def test_the_rehearse_conversation_grows_by_appending_and_tells_each_thing
     assert last.count("<execution_result>") == 2  # its own earlier answers; what Act was shown is not said again
 
 
+async def test_calls_of_the_tasks_first_messages_stand_there_as_answered():
+    begun = (
+        *TASK.messages,
+        Message(role="assistant", content="Let me see.", tool_calls=(ADA,)),
+        Message(role="tool", content='{"id": "C1"}', name="find"),
+        Message(role="assistant", content="Ada is C1."),
+        Message(role="user", content="And once more?"),
+    )
+    sampler = Scripted([], ["", ANSWERS[0]])  # the script counts the answer before as the first
+    responder = make_responder("rehearsal", sampler, RENDERER, PROMPT, SAMPLING)
+    session = await responder.open(TASK.model_copy(update={"messages": begun}), Limits())
+    answer = await session.respond(ADA, begun, 0, 1)
+    assert answer.content == {"id": "C1"}
+    (prompt,) = sampler.prompts
+    texts = ["Who is Ada?", "Let me see.", "call: {", ANSWERS[0], "Ada is C1.", "And once more?"]
+    assert [prompt.count(text) for text in texts] == [1, 1, 2, 1, 1, 1]
+    assert sorted(texts, key=prompt.index) == texts
+
+
 @pytest.mark.parametrize(
     ("said", "code", "malformed"),
     [

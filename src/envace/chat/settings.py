@@ -5,20 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jinja2
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from envace.chat.render import ChatRenderer
 from envace.errors import UserError
 from envace.types import Frozen
 
 
+def _anchored(path: str) -> str:
+    """A path that exists is made absolute, so that a run can be resumed from anywhere; names of shipped things stay."""
+    return str(Path(path).absolute()) if "/" in path and Path(path).exists() else path
+
+
+PathOrName = Annotated[str, AfterValidator(_anchored)]
+
+
 class ChatSettings(Frozen):
     """How conversations become text."""
 
-    template: str | None = Field(
+    template: PathOrName | None = Field(
         default=None,
         description="a Jinja file in place of the model's own chat template, or a shipped one: chatml-tools",
     )

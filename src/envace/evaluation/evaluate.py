@@ -22,9 +22,9 @@ from envace.episode import EpisodeRunner, Limits
 from envace.responders.environment import EnvironmentResponder
 from envace.rewards.scorer import RuleScorer
 from envace.roles.generate import RoleSampling
-from envace.roles.rehearse import RehearsePrompt, rehearse_message
+from envace.roles.rehearse import RehearseContext, RehearsePrompt
 from envace.seeds import derive_seed
-from envace.types import Episode, Frozen, Message, Reference, Task
+from envace.types import Episode, Frozen, Reference, Task
 from envace.worlds import HELD_OUT
 from envace.worlds.demonstrator import probe_calls
 from envace.worlds.environment import WorldEnvironment
@@ -163,19 +163,15 @@ async def fidelity(
     """
 
     async def one(task: Task, made: Sequence[Reference]) -> list[tuple[bool, bool]]:
-        specs = {tool.name: tool for tool in task.tools}
-        context = renderer.start([prompt.system(task.tools, task.references)])
-        said: list[Message] = list(task.messages)
+        context = RehearseContext(renderer, prompt, task)
         results = []
         for number, probe in enumerate(made):
-            context.add_messages([prompt.pending(said, probe.call, specs.get(probe.call.name))])
+            context.ask(probe.call)
             own = derive_seed("fidelity", seed, task.id, number)
-            sample = await sampler.sample(context.prompt_ids(), sampling.params(own, renderer.stop_ids))
+            sample = await sampler.sample(context.chat.prompt_ids(), sampling.params(own, renderer.stop_ids))
             parsed = parse_execution_result(renderer.decode(sample.completion_ids))
             results.append((parsed.error is None, parsed.error is None and same_json(parsed.response, probe.response)))
-            truth = rehearse_message(probe.response)
-            context.add_completion(renderer.completion_ids(truth), truth)
-            said = []
+            context.tell(probe.response)
         return results
 
     answers = await asyncio.gather(*(one(task, made) for task, made in zip(tasks, probes, strict=True)))

@@ -13,7 +13,7 @@ from envace.chat.tools import error_tool_call, is_error_tool_call
 from envace.engines.base import Sampler
 from envace.responders.base import Response
 from envace.roles.generate import RoleSampling, TokenLimits, generate
-from envace.roles.rehearse import RehearsePrompt
+from envace.roles.rehearse import RehearseContext, RehearsePrompt
 from envace.types import Message, Role, Task, ToolCall
 
 __all__ = ["RehearsalResponder", "RehearsalSession", "RoleSampling"]
@@ -50,18 +50,18 @@ class RehearsalSession:
 
     def __init__(self, responder: RehearsalResponder, task: Task, limits: TokenLimits) -> None:
         self._responder, self._limits = responder, limits
-        self._specs = {tool.name: tool for tool in task.tools}
-        self._context = responder.renderer.start([responder.prompt.system(task.tools, task.references)])
-        self._seen = 0
+        self._context = RehearseContext(responder.renderer, responder.prompt, task)
+        self._seen = len(task.messages)
 
     async def respond(self, call: ToolCall, messages: Sequence[Message], turn: int, seed: int) -> Response:
         of = self._responder
-        self._context.add_messages([of.prompt.pending(messages[self._seen :], call, self._specs.get(call.name))])
+        self._context.say(messages[self._seen :])
+        self._context.ask(call)
         self._seen = len(messages)
         generation = await generate(
             of.sampler,
             of.renderer,
-            self._context,
+            self._context.chat,
             role=Role.REHEARSE,
             turn=turn,
             sampling=of.sampling,
@@ -69,7 +69,7 @@ class RehearsalSession:
             seed=seed,
         )
         text = of.renderer.decode(generation.completion_ids)
-        self._context.add_completion(generation.completion_ids, Message(role="assistant", content=text))
+        self._context.chat.add_completion(generation.completion_ids, Message(role="assistant", content=text))
         content, error, malformed = _read(text, generation.stop_reason == "length")
         return Response(
             content,

@@ -6,16 +6,18 @@ then for each call what happened since the last one and the pending call. It nev
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
+from envace.chat.render import ChatContext, ChatRenderer
+from envace.chat.parse import read_json
 from envace.chat.tools import canonical_json, signature
 from envace.errors import UserError
-from envace.types import Message, Reference, ToolCall, ToolSpec
+from envace.types import Message, Reference, Task, ToolCall, ToolSpec
 
 STYLES = ("full", "brief")
 
@@ -72,6 +74,63 @@ class RehearsePrompt:
         ]
         schema = canonical_json(spec.parameters) if spec else "none: there is no tool of this name"
         return Message(role="user", content=self._pending.render(messages=said, schema=schema, call=call_text(call)))
+
+
+class RehearseContext:
+    """The Rehearse role's conversation about one task. Calls that its first messages made stand there as answered.
+
+    Attributes:
+        chat: the conversation itself, to draw the answer to the pending call from.
+    """
+
+    def __init__(self, renderer: ChatRenderer, prompt: RehearsePrompt, task: Task) -> None:
+        self.chat: ChatContext = renderer.start([prompt.system(task.tools, task.references)])
+        self._renderer, self._prompt = renderer, prompt
+        self._specs = {tool.name: tool for tool in task.tools}
+        self._unseen: list[Message] = []
+        for message, call in with_calls(task.messages):
+            self.say([message])
+            if call is not None:
+                self.ask(call)
+                self.tell(response_of(message))
+
+    def say(self, messages: Sequence[Message]) -> None:
+        """What was said in the episode: shown with the next pending call."""
+        self._unseen += messages
+
+    def ask(self, call: ToolCall) -> None:
+        """The pending call."""
+        self.chat.add_messages([self._prompt.pending(self._unseen, call, self._specs.get(call.name))])
+        self._unseen = []
+
+    def tell(self, response: Any) -> None:
+        """The pending call's answer, where the policy is not asked for one."""
+        answer = rehearse_message(response)
+        self.chat.add_completion(self._renderer.completion_ids(answer), answer)
+
+
+def with_calls(messages: Sequence[Message]) -> Iterator[tuple[Message, ToolCall | None]]:
+    """Each message, a tool's with the call that it answers: by its id, and where it has none by its place."""
+    waiting: list[ToolCall] = []
+    for message in messages:
+        call = None
+        if message.role == "assistant":
+            waiting = [*message.tool_calls]
+        elif message.role == "tool" and waiting:
+            own = [call for call in waiting if call.id is not None and call.id == message.tool_call_id]
+            call = (own or waiting)[0]
+            waiting.remove(call)
+        yield message, call
+
+
+def response_of(message: Message) -> Any:
+    """A tool message's content as a response may be: what is neither an array nor an object that holds something is put
+    under ``result``."""
+    try:
+        value = read_json(message.content)
+    except ValueError:
+        value = message.content
+    return value if isinstance(value, list) or (isinstance(value, dict) and value) else {"result": value}
 
 
 def _template(style: str, file: Any) -> jinja2.Template:

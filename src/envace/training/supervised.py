@@ -5,14 +5,13 @@ They are the very token sequences that an episode would have, with the loss on w
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 from pydantic import Field
 
 from envace.chat.render import ChatContext, ChatRenderer
 from envace.engines.base import TrainingRow
-from envace.roles.rehearse import RehearsePrompt, rehearse_message
+from envace.roles.rehearse import RehearseContext, RehearsePrompt, rehearse_message, response_of, with_calls
 from envace.types import Frozen, Message, Role, Task
 
 
@@ -47,21 +46,13 @@ def _act_rows(trajectory: Trajectory, renderer: ChatRenderer) -> list[TrainingRo
 
 
 def _rehearse_rows(trajectory: Trajectory, renderer: ChatRenderer, prompt: RehearsePrompt) -> list[TrainingRow]:
-    task = trajectory.task
-    specs = {tool.name: tool for tool in task.tools}
-    context = renderer.start([prompt.system(task.tools, task.references)])
+    context = RehearseContext(renderer, prompt, trajectory.task)
     targets = _Targets(renderer, Role.REHEARSE)
-    unseen = [*task.messages]
-    pending = []
-    for message in trajectory.messages:
-        unseen.append(message)
-        if message.role == "assistant":
-            pending = [*message.tool_calls]
-        elif message.role == "tool" and pending:
-            call = pending.pop(0)
-            context.add_messages([prompt.pending(unseen, call, specs.get(call.name))])
-            unseen = []
-            targets.add(context, rehearse_message(json.loads(message.content)))
+    for message, call in with_calls(trajectory.messages):
+        context.say([message])
+        if call is not None:
+            context.ask(call)
+            targets.add(context.chat, rehearse_message(response_of(message)))
     return targets.rows
 
 
