@@ -45,7 +45,9 @@ class EvaluationSettings(Frozen):
 
 
 class RehearseSettings(Frozen):
-    prompt: PathOrName = Field(default="full", description="full, brief, or a folder with system.jinja and pending.jinja")
+    prompt: PathOrName = Field(
+        default="full", description="full, brief, or a folder with system.jinja and pending.jinja"
+    )
     references: bool = Field(default=True, description="whether the recorded calls are shown")
 
 

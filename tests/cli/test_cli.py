@@ -225,7 +225,6 @@ def test_paths_that_exist_are_kept_absolute_so_a_run_resumes_from_anywhere(tmp_p
     assert settings.chat.template == str(tmp_path / "chat.jinja")
 
 
-
 def test_overrides_are_yaml_and_make_the_groups_they_need(tmp_path):
     (tmp_path / "settings.yaml").write_text("model: m\ntasks: {worlds: [orders]}\nengine:\n")
     settings = load_settings(

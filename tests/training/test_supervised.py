@@ -56,7 +56,7 @@ def test_rehearse_learns_every_response_of_parallel_calls_by_their_ids():
         [called("Ada", "Bob"), answered("Bob", '{"id": "C2"}'), answered("Ada", '{"id": "C1"}'), DONE],
     )
     assert targets == [block({"id": "C2"}), block({"id": "C1"})]
-    asked = [line for line in text.splitlines() if line.startswith("call: ")]
+    asked = [line.removesuffix("<|im_end|>") for line in text.splitlines() if line.startswith("call: ")]
     assert asked == [f'call: {{"name": "find", "arguments": {{"name": "{name}"}}}}' for name in ("Bob", "Ada")]
     assert text.count("user: Ada and Bob?") == 1 and "C1 and C2." not in text
 
@@ -72,7 +72,8 @@ def test_calls_answered_before_the_trajectory_begins_are_shown_and_not_learned()
 
 
 @pytest.mark.parametrize(
-    ("content", "learned"), [("Not found.", {"result": "Not found."}), ("{}", {"result": {}}), ("[]", []), ("3", {"result": 3})]
+    ("content", "learned"),
+    [("Not found.", {"result": "Not found."}), ("{}", {"result": {}}), ("[]", []), ("3", {"result": 3})],
 )
 def test_a_response_that_is_no_object_or_array_is_put_under_result(content, learned):
     _, targets = row_of(Role.REHEARSE, [USER], [called("Ada"), answered("Ada", content)])

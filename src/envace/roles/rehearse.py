@@ -13,8 +13,8 @@ from typing import Any
 
 import jinja2
 
-from envace.chat.render import ChatContext, ChatRenderer
 from envace.chat.parse import read_json
+from envace.chat.render import ChatContext, ChatRenderer
 from envace.chat.tools import canonical_json, signature
 from envace.errors import UserError
 from envace.types import Message, Reference, Task, ToolCall, ToolSpec
