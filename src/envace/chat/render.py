@@ -292,6 +292,7 @@ class ChatContext:
         self._ids: tuple[int, ...] = ()
         self._last: Message | None = None
         self._new: list[Message] = []
+        self._rendered = False
 
     def prompt_ids(self) -> tuple[int, ...]:
         """What to sample the next assistant message from.
@@ -299,25 +300,28 @@ class ChatContext:
         Raises:
             UserError: the template refuses the conversation's first messages.
         """
+        if self._rendered:
+            return self._ids
         if self._last is None:
             self._ids = self._renderer.first_ids(self._messages, self._tools)
         elif not self._renderer.append_only:
             self._ids = self._renderer.encode(self._renderer.render(self._messages, self._tools, prompt=True))
         elif self._new:
             self._ids += self._renderer.appended_ids(self._last, self._new)
-        self._new = []
+        self._new, self._rendered = [], True
         return self._ids
 
     def add_completion(self, ids: Sequence[int], message: Message) -> None:
         """Appends what was sampled. ``message`` is how it parses; it is rendered only where appending is not possible."""
-        self._ids += tuple(ids)
-        self._last = message
+        self._ids = (*self.prompt_ids(), *ids)
+        self._last, self._rendered = message, False
         self._messages.append(message)
 
     def add_messages(self, messages: Sequence[Message]) -> None:
         """Appends tool results or the next user message."""
         self._messages += messages
         self._new += messages
+        self._rendered = False
 
 
 def _stand_in(calls: Sequence[tuple[str | None, str]]) -> Message:
