@@ -108,7 +108,10 @@ class RowCache:
 
     def add(self, layers: Sequence[tuple[torch.Tensor, torch.Tensor]], length: int) -> int:
         """Adds a row from per-layer (keys, values) of shape [heads, length, dim]; returns its index."""
-        self._reserve(layers, length)
+        if not self.buffers:
+            # Zeros, here and where they grow, not whatever memory held: a masked column still must be a finite number.
+            self.buffers = [(self._empty(keys), self._empty(values)) for keys, values in layers]
+        self._reserve(length)
         if self._free:
             row = self._free.pop()
         else:
@@ -150,39 +153,37 @@ class RowCache:
         self._free = []
         return moves
 
+    def _empty(self, like: torch.Tensor) -> torch.Tensor:
+        return like.new_zeros(self.max_rows, like.shape[0], 0, like.shape[-1])
+
     def _fit(self) -> None:
         self.start = self.end - max(self.lengths, default=0)
 
-    def _reserve(self, like: Sequence[tuple[torch.Tensor, torch.Tensor]], length: int) -> None:
+    def _reserve(self, length: int) -> None:
         """Makes room for ``length`` columns left of the edge and at least one right of it."""
-        if self.buffers and length <= self.end < self._capacity - 1:
+        if length <= self.end < self._capacity - 1:
             return
         width = max([length, *self.lengths])
         # Half of the spare room goes to the right of the edge, half to the left, for longer rows to come.
-        capacity = self._capacity if self._capacity >= 2 * width + 32 else 3 * width + 64
+        capacity = self._capacity if 2 * self._capacity >= 3 * width + 64 else 2 * width + 64
         end = capacity - (capacity - width) // 2
         used, old_end, rows = max(self.lengths, default=0), self.end, len(self.lengths)
-        buffers = []
-        for layer, (keys, values) in enumerate(like):
-            pair = []
-            for part, tensor in enumerate((keys, values)):
-                if capacity == self._capacity:
-                    buffer = self.buffers[layer][part]
-                else:
-                    # Zeros, not whatever memory held: a masked column still must be a finite number.
-                    buffer = tensor.new_zeros(self.max_rows, tensor.shape[0], capacity, tensor.shape[-1])
-                if used:
-                    moved = self.buffers[layer][part][:rows, :, old_end - used : old_end].clone()
-                    buffer[:rows, :, end - used : end] = moved
-                pair.append(buffer)
-            buffers.append((pair[0], pair[1]))
-        self.buffers, self._capacity, self.end = buffers, capacity, end
+        for layer, pair in enumerate(
+            self.buffers
+        ):  # one at a time: old and new ones of all layers would be twice the memory
+            moved = [part[:rows, :, old_end - used : old_end].clone() for part in pair]
+            if capacity != self._capacity:
+                keys, values = (part.new_zeros(*part.shape[:2], capacity, part.shape[3]) for part in pair)
+                self.buffers[layer] = (keys, values)
+            for buffer, part in zip(self.buffers[layer], moved, strict=True):
+                buffer[:rows, :, end - used : end] = part
+        self._capacity, self.end = capacity, end
         self._fit()
 
     def ensure_column(self) -> None:
         """Called before a decode step: there must be a free column right of the edge."""
         if self.lengths and self.end >= self._capacity - 1:
-            self._reserve([(keys[0], values[0]) for keys, values in self.buffers], max(self.lengths))
+            self._reserve(max(self.lengths))
 
 
 @dataclass
