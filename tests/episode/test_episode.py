@@ -344,4 +344,4 @@ async def test_a_rehearsal_session_holds_no_environment():
     responder = make_responder("rehearsal", Scripted([]), RENDERER, PROMPT, SAMPLING, environment=Real)
     session = await responder.open(TASK, Limits())
     assert set(vars(responder)) == {"name", "sampler", "renderer", "prompt", "sampling", "simulator"}
-    assert set(vars(session)) == {"_responder", "_limits", "_specs", "_context", "_seen"}
+    assert set(vars(session)) == {"_responder", "_limits", "_context", "_seen"}
