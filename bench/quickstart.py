@@ -39,8 +39,12 @@ class Quickstart:
         )
 
     def sample(self, step: int) -> list[Group]:
-        async def groups(tasks: list[Task]) -> list[Group]:
-            size = self.settings.group_size
-            return list(await asyncio.gather(*(self.runner.run_group(task, size, step) for task in tasks)))
+        groups: list[Group] = []
 
-        return asyncio.run(groups(tasks_of_step(self.tasks, self.settings, step)))
+        async def run(tasks: list[Task]) -> None:
+            size = self.settings.group_size
+            groups.extend(await asyncio.gather(*(self.runner.run_group(task, size, step) for task in tasks)))
+
+        # Nothing is returned: where asyncio sets a signal handler, it writes out the result of the task in full.
+        asyncio.run(run(tasks_of_step(self.tasks, self.settings, step)))
+        return groups

@@ -244,9 +244,11 @@ class LocalSampler:
         draws = torch.tensor(
             [request.draws[len(request.tokens)] for request in requests], dtype=torch.float64, device=logits.device
         )
-        cumulative = logprobs.double().exp().cumsum(dim=-1)
-        drawn = torch.searchsorted(cumulative, (draws * cumulative[:, -1])[:, None], right=True)[:, 0]
-        tokens = torch.where(temperature > 0, drawn.clamp(max=logits.shape[-1] - 1), logits.argmax(dim=-1))
+        cumulative = logprobs.double().exp_().cumsum_(dim=-1)
+        tokens = torch.searchsorted(cumulative, (draws * cumulative[:, -1])[:, None], right=True)[:, 0]
+        tokens = tokens.clamp(max=logits.shape[-1] - 1)
+        if any(request.params.temperature == 0 for request in requests):
+            tokens = torch.where(temperature > 0, tokens, logits.argmax(dim=-1))
         chosen = logprobs.gather(1, tokens[:, None])[:, 0]
         for request, token, logprob in zip(requests, tokens.tolist(), chosen.tolist(), strict=True):
             request.tokens.append(token)
