@@ -1,5 +1,7 @@
 """Numbers of a step, worked out by hand."""
 
+import json
+import sqlite3
 import sys
 import types
 from pathlib import Path
@@ -7,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from envace.engines.base import TrainingRow
+from envace.errors import UserError
 from envace.training.metrics import Trackers, advantage_metrics, step_metrics
 from envace.types import EndReason, Episode, Generation, Group, Message, Role, Task
 
@@ -88,3 +91,44 @@ def test_trackers_are_sent_numbers_alone(monkeypatch, tmp_path):
     trackers.close()
     assert sent == [({"settings": 9.0}, -1), ({"reward": 0.25, "ends/completed": 3.0}, 4), ({}, -2)]
     assert [file.name.startswith("events") for file in Path(tmp_path / "tensorboard").iterdir()] == [True]
+
+
+def test_a_tracker_that_fails_ends_no_run(monkeypatch, tmp_path, caplog):
+    def refuse(*_: object, **__: object) -> None:
+        raise ConnectionError("no route")
+
+    service = types.SimpleNamespace(init=lambda **_: None, log=refuse, finish=refuse)
+    monkeypatch.setitem(sys.modules, "wandb", service)
+    trackers = Trackers(tmp_path / "tensorboard", ["wandb"], "run", {}, first=1)
+    trackers.log(1, {"reward": 0.5})
+    trackers.log(2, {"reward": 0.5})
+    trackers.close()
+    assert [record.getMessage() for record in caplog.records] == [
+        "wandb fails (no route) and is told no more; metrics.jsonl has everything"
+    ]
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=refuse))
+    with pytest.raises(UserError, match="wandb does not start: no route"):
+        Trackers(tmp_path / "tensorboard", ["wandb"], "run", {}, first=1)
+
+
+def test_trackio_itself_keeps_what_it_is_sent(monkeypatch, tmp_path):
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    pytest.importorskip("trackio")
+    trackers = Trackers(tmp_path / "tensorboard", ["trackio"], "run", {"steps": 2}, first=1)
+    trackers.log(1, {"reward": 0.25, "ends": {"completed": 3}})
+    trackers.log(2, {"reward": 0.5})
+    trackers.close()
+    with sqlite3.connect(tmp_path / "trackio" / "envace.db") as database:
+        kept = [json.loads(row) for (row,) in database.execute("select metrics from metrics order by step")]
+    assert [line["reward"] for line in kept] == [0.25, 0.5]
+    assert kept[0]["ends/completed"] == 3.0
+
+
+def test_wandb_itself_keeps_what_it_is_sent(monkeypatch, tmp_path):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    pytest.importorskip("wandb")
+    trackers = Trackers(tmp_path / "tensorboard", ["wandb"], "run", {"steps": 2}, first=1)
+    trackers.log(1, {"reward": 0.25})
+    trackers.close()
+    assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import isfinite, sqrt
 from pathlib import Path
 from typing import Any, Literal
@@ -89,20 +89,25 @@ class Trackers:
     """TensorBoard, and what else was asked for. ``first`` is the first step to come: later ones of an earlier try go.
 
     Raises:
-        UserError: a tracker that was asked for is not installed.
+        UserError: a tracker that was asked for is not installed, or does not start.
     """
 
     def __init__(
         self, folder: Path, names: Sequence[TrackerName], run: str, settings: Mapping[str, Any], first: int
     ) -> None:
-        self._services: list[Any] = []
+        self._services: dict[str, Any] = {}
         for name in names:
             try:
                 service = importlib.import_module(name)
             except ImportError:
                 raise UserError(f"trackers: {name} is not installed: pip install {name}") from None
-            service.init(project="envace", name=run, config=dict(settings))
-            self._services.append(service)
+            try:
+                service.init(project="envace", name=run, config=dict(settings))
+            except Exception as error:  # each has errors of its own: no account, no network, a full disk
+                raise UserError(
+                    f"trackers: {name} does not start: {error}; set it up (as its own documentation says) or leave it out"
+                ) from None
+            self._services[name] = service
         self._writer: Any = None
         try:
             self._writer = importlib.import_module("tensorboardX").SummaryWriter(str(folder), purge_step=first)
@@ -115,14 +120,21 @@ class Trackers:
             for name, value in numbers.items():
                 self._writer.add_scalar(name, value, step)
             self._writer.flush()
-        for service in self._services:
-            service.log(numbers, step=step)
+        self._each(lambda service: service.log(numbers, step=step))
 
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
-        for service in self._services:
-            service.finish()
+        self._each(lambda service: service.finish())
+
+    def _each(self, work: Callable[[Any], object]) -> None:
+        """A service that fails is left out from then on: a run does not end for one, and its figures are in its folder."""
+        for name, service in list(self._services.items()):
+            try:
+                work(service)
+            except Exception as error:
+                _log.warning("%s fails (%s) and is told no more; metrics.jsonl has everything", name, error)
+                del self._services[name]
 
 
 def _numbers(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
