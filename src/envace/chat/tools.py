@@ -12,7 +12,7 @@ from typing import Any
 import jsonschema
 import referencing.exceptions
 from jsonschema.protocols import Validator
-from referencing.jsonschema import EMPTY_REGISTRY
+from referencing.jsonschema import EMPTY_REGISTRY, specification_with
 
 from envace.errors import UserError
 from envace.types import Frozen, ToolCall, ToolSpec
@@ -51,7 +51,7 @@ def validator(schema: dict[str, Any], owner: str) -> Validator:
     """A validator for ``schema``, kept for the next time. It fetches nothing: references must lie in the schema itself.
 
     Raises:
-        UserError: ``schema`` is not a JSON Schema; the message names ``owner``.
+        UserError: ``schema`` is not a JSON Schema, or refers to what is not there; the message names ``owner``.
     """
     key = canonical_json(schema)
     if key not in _validators:
@@ -61,15 +61,29 @@ def validator(schema: dict[str, Any], owner: str) -> Validator:
         except jsonschema.SchemaError as error:
             where = "/".join(str(part) for part in error.absolute_path) or "the schema"
             raise UserError(f"{owner}: not a JSON Schema: {where}: {error.message}") from None
+        whole = specification_with(str(kind.META_SCHEMA["$schema"])).create_resource(schema)
+        try:
+            _look_up(whole, EMPTY_REGISTRY.resolver_with_root(whole))
+        except (referencing.exceptions.Unresolvable, TypeError, ValueError, RecursionError) as fault:
+            # The others come from a reference into a string or a number, and from a schema too deep to walk.
+            raise UserError(f"{owner}: its schema cannot be applied, mend its $ref: {fault}") from None
         _validators[key] = kind(schema, registry=EMPTY_REGISTRY)
     return _validators[key]
+
+
+def _look_up(part: Any, resolver: Any) -> None:
+    """Every ``$ref`` of a schema resource and of the schemas in it; raises ``Unresolvable``."""
+    if isinstance(part.contents, dict) and isinstance(part.contents.get("$ref"), str):
+        resolver.lookup(part.contents["$ref"])
+    for inner in part.subresources():
+        _look_up(inner, resolver.in_subresource(inner))
 
 
 def schema_error(value: Any, schema: dict[str, Any], owner: str) -> jsonschema.ValidationError | None:
     """What is most wrong with ``value`` by ``schema``; ``None`` if nothing is.
 
     Raises:
-        UserError: ``schema`` is not a JSON Schema, or refers to what is not there; the message names ``owner``.
+        UserError: as ``validator``; or ``schema`` refers to itself without end.
     """
     try:
         worst: jsonschema.ValidationError | None = jsonschema.exceptions.best_match(

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from envace.chat.tools import validator
 from envace.errors import UserError
 from envace.types import Task
 
@@ -42,7 +43,7 @@ def read_tasks(path: Path) -> Iterator[Task]:
     """Tasks of a file.
 
     Raises:
-        UserError: a line is not a task, or an id comes twice; names file, line and field.
+        UserError: a line is not a task, a tool's schema is none, or an id comes twice; names file, line and field.
     """
     seen: dict[str, int] = {}
     for number, line in read_lines(path, "tasks"):
@@ -53,6 +54,10 @@ def read_tasks(path: Path) -> Iterator[Task]:
         if task.id in seen:
             raise UserError(f"{path}, line {number}: id: {task.id!r} was used on line {seen[task.id]}")
         seen[task.id] = number
+        for place, tool in enumerate(task.tools):
+            for field, schema in (("parameters", tool.parameters), ("returns", tool.returns)):
+                if schema is not None:
+                    validator(schema, f"{path}, line {number}: tools.{place}.{field} ({tool.name})")
         yield task
 
 
