@@ -97,7 +97,7 @@ def test_a_bad_line_of_a_task_file_is_named(envace, tmp_path):
     assert "tasks.jsonl, line 7: Invalid JSON" in envace("tasks", "validate", tmp_path / "tasks.jsonl").stderr
     task = json.loads(lines[0])
     task["tools"][1]["parameters"]["properties"] = {"x": {"type": "int"}}
-    (tmp_path / "tasks.jsonl").write_text("\n".join([*lines[1:7], json.dumps(task)]))
+    (tmp_path / "tasks.jsonl").write_text("\n".join([*lines[1:6], lines[7], json.dumps(task)]))
     stderr = envace("tasks", "validate", tmp_path / "tasks.jsonl").stderr
     assert f"tasks.jsonl, line 7: tools.1.parameters ({task['tools'][1]['name']}): not a JSON Schema:" in stderr
     (tmp_path / "tasks.jsonl").write_text("\n".join([lines[0], lines[0]]))
