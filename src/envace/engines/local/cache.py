@@ -106,16 +106,12 @@ class RowCache:
         self.lengths = [length + 1 for length in self.lengths]
         self._fit()
 
-    def reserve(self, layers: Sequence[tuple[torch.Tensor, torch.Tensor]], length: int) -> None:
-        """Makes room for rows of up to ``length`` tokens, so that several added one by one move the others only once."""
+    def add(self, layers: Sequence[tuple[torch.Tensor, torch.Tensor]], length: int) -> int:
+        """Adds a row from per-layer (keys, values) of shape [heads, length, dim]; returns its index."""
         if not self.buffers:
             # Zeros, here and where they grow, not whatever memory held: a masked column still must be a finite number.
             self.buffers = [(self._empty(keys), self._empty(values)) for keys, values in layers]
         self._reserve(length)
-
-    def add(self, layers: Sequence[tuple[torch.Tensor, torch.Tensor]], length: int) -> int:
-        """Adds a row from per-layer (keys, values) of shape [heads, length, dim]; returns its index."""
-        self.reserve(layers, length)
         if self._free:
             row = self._free.pop()
         else:

@@ -199,7 +199,6 @@ class LocalSampler:
         )
         self.stats.model_seconds += time.perf_counter() - started
         self.stats.prefill_tokens += new * len(prompts)
-        self._rows.reserve([(layer.keys[0], layer.values[0]) for layer in cache.layers], max(map(len, prompts)))
         for row, prompt in enumerate(prompts):
             size = len(prompt)
             layers = [(layer.keys[row, :, -size:], layer.values[row, :, -size:]) for layer in cache.layers]
