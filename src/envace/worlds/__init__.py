@@ -5,7 +5,7 @@ from envace.worlds.base import World
 from envace.worlds.calendar import Calendar
 from envace.worlds.desk import Desk
 from envace.worlds.hotel import Hotel
-from envace.worlds.library import Library
+from envace.worlds.lending import Library
 from envace.worlds.orders import Orders
 
 REGISTRY: dict[str, type[World]] = {world.name: world for world in (Orders, Bank, Calendar, Library, Desk, Hotel)}
