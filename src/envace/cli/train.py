@@ -41,7 +41,6 @@ def train(
         settings, folder = load_settings(TrainSettings, config, overrides or []), out or Path("runs") / config.stem
     with _shown(settings.steps) as (line, on_step):
         run(settings, folder, resume=resume is not None, progress=line, on_step=on_step)
-    typer.echo(f"run: {folder}")
 
 
 @contextmanager

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import gzip
 import json
+import logging
 import math
 import os
 import re
@@ -17,6 +20,8 @@ from envace.errors import UserError
 from envace.types import Episode, Group
 
 SETTINGS = "settings.yaml"
+
+_log = logging.getLogger(__name__)
 
 
 class RunFolder:
@@ -33,9 +38,6 @@ class RunFolder:
         self.metrics = path / "metrics.jsonl"
         self.log = path / "log.txt"
         self.tensorboard = path / "tensorboard"
-        for name in ("rollouts", "checkpoints", "evaluations"):
-            with _writing(path / name):
-                (path / name).mkdir(parents=True, exist_ok=True)
 
     def write_rollouts(self, step: int, groups: Iterable[Group]) -> None:
         episodes = (episode for group in groups for episode in group.episodes)
@@ -43,19 +45,32 @@ class RunFolder:
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Appends a step's line. It comes after the step's rollouts, so a line is there only once the episodes are."""
-        with _writing(self.metrics), self.metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(_finite(metrics), allow_nan=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        with _writing(self.metrics):
+            self.path.mkdir(parents=True, exist_ok=True)
+            with self.metrics.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(_finite(metrics), allow_nan=False) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """The lines so far, up to one that a kill cut off or that is being written."""
+        """The lines so far, but for a last one that a kill cut off or that is being written.
+
+        Raises:
+            UserError: another line is not the record of a step.
+        """
         found: list[dict[str, Any]] = []
-        for line in self.metrics.read_bytes().splitlines() if self.metrics.is_file() else []:
+        lines = self.metrics.read_bytes().splitlines() if self.metrics.is_file() else []
+        for number, line in enumerate(lines, 1):
             try:
-                found.append(json.loads(line))
-            except ValueError:
-                break
+                record = json.loads(line)
+                if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+                    raise ValueError
+                found.append(record)
+            except (ValueError, RecursionError):
+                if number < len(lines):
+                    raise UserError(
+                        f"{self.metrics}, line {number}: not the record of a step; remove that line"
+                    ) from None
         return found
 
     def write_evaluation(self, step: int, result: Mapping[str, Any], episodes: Iterable[Episode] = ()) -> None:
@@ -73,6 +88,7 @@ class RunFolder:
         shutil.rmtree(partial, ignore_errors=True)
         try:
             with _writing(partial, RuntimeError, *_safetensors_errors()):
+                partial.parent.mkdir(parents=True, exist_ok=True)
                 save(partial)
                 for path in [*partial.rglob("*"), partial]:
                     _sync(path)
@@ -88,7 +104,7 @@ class RunFolder:
 
     def checkpoints(self) -> list[int]:
         """Steps after which there is a whole checkpoint, in order."""
-        found = (re.fullmatch(r"step-(\d+)", folder.name) for folder in (self.path / "checkpoints").iterdir())
+        found = (re.fullmatch(r"step-(\d+)", folder.name) for folder in (self.path / "checkpoints").glob("step-*"))
         return sorted(int(match[1]) for match in found if match)
 
     def checkpoint(self, step: int) -> Path:
@@ -99,7 +115,7 @@ class RunFolder:
         kept = [line for line in self.read_metrics() if line["step"] <= step]
         write_whole(self.metrics, b"".join(json.dumps(line).encode() + b"\n" for line in kept))
         for folder in ("rollouts", "evaluations", "checkpoints"):
-            for path in (self.path / folder).iterdir():
+            for path in (self.path / folder).glob("step-*"):
                 match = re.match(r"step-(\d+)", path.name)
                 if match and (int(match[1]) > step or path.suffix == ".partial"):
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -108,24 +124,50 @@ class RunFolder:
 def has_run(path: Path) -> bool:
     """Whether there is a run in ``path``. One that ended before its first result, by a wrong model's name, is none yet."""
     results = (path / "metrics.jsonl", *(path / name for name in ("rollouts", "evaluations", "checkpoints")))
-    return (path / SETTINGS).is_file() and any(one.is_file() or any(one.glob("*")) for one in results)
+    return any(one.is_file() or any(one.glob("*")) for one in results)
 
 
-def open_run(path: Path, settings: str, resume: bool) -> RunFolder:
-    """A new run's folder, with ``settings`` (YAML) in it, or an earlier one's.
+@contextmanager
+def open_run(path: Path, settings: str, resume: bool, name: str = SETTINGS) -> Iterator[RunFolder]:
+    """A new run's folder, with ``settings`` (YAML) in it as ``name``, or an earlier one's; no other process has it meanwhile.
 
     Raises:
-        UserError: a new run would write into an old one's folder, there is nothing to resume, or nothing can be written.
+        UserError: another process has it, a new run would write into an old one's folder, there is nothing to resume, or
+            nothing can be written.
     """
-    held = path / SETTINGS
+    held = path / name
     if resume and not held.is_file():
-        raise UserError(f"{path}: not a run folder (no {SETTINGS}), so there is nothing to resume")
-    run = RunFolder(path)
-    if not resume and has_run(path):
-        raise UserError(f"{path}: there is a run in it already; go on with --resume {path}, or choose another folder")
-    if not resume:
-        write_whole(held, settings.encode())
-    return run
+        raise UserError(f"{path}: not a run folder (no {name}), so there is nothing to resume")
+    with locked(path):
+        if not resume and has_run(path):
+            raise UserError(
+                f"{path}: there is a run in it already; go on with --resume {path}, or choose another folder"
+            )
+        if not resume:
+            write_whole(held, settings.encode())
+        yield RunFolder(path)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """``folder``, made if it is not there, for this process alone. The lock ends with the process, however that ends.
+
+    Raises:
+        UserError: another process has it, or it cannot be made.
+    """
+    path = folder / ".lock"
+    with _writing(path):
+        folder.mkdir(parents=True, exist_ok=True)
+        file = path.open("a")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{folder}: another process is at work in it; wait for its end, or stop it first") from None
+        except OSError as error:
+            # Some network file systems have no locks; a run is worth more there than the guard.
+            _log.warning("%s: cannot be locked (%s); start no second run in it", folder, error.strerror)
+        yield
 
 
 def newest_checkpoint(path: Path) -> Path:
@@ -158,6 +200,7 @@ def write_whole(path: Path, data: bytes) -> None:
     """
     partial = path.with_name(path.name + ".partial")
     with _writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with partial.open("wb") as file:
                 file.write(data)
@@ -186,10 +229,29 @@ def _writing(path: Path, *kinds: type[Exception]) -> Iterator[None]:
     try:
         yield
     except refusals as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error).partition("\n")[0]
+        refused = _refusal(error)
+        if refused is None:  # a serializer's own fault, and no disk's
+            raise
+        advice = _ADVICE.get(refused.errno or 0, "")
         raise UserError(
-            f"{path}: cannot be written: {reason}; free the disk or mend the folder's rights, nothing written before is lost"
+            f"{path}: cannot be written: {refused.strerror or refused}; {advice}nothing written before is lost"
         ) from error
+
+
+def _refusal(error: BaseException | None) -> OSError | None:
+    """What the system refused beneath a serializer's error: torch's comes while it is handled, safetensors' tells the code."""
+    while error is not None and not isinstance(error, OSError):
+        if told := re.search(r"os error (\d+)", str(error)):
+            return OSError(int(told[1]), os.strerror(int(told[1])))
+        error = error.__cause__ or error.__context__
+    return error
+
+
+_ADVICE = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free the disk, "),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "mend the folder's rights, "),
+    **dict.fromkeys((errno.ENOTDIR, errno.EEXIST), "a file is where a folder should be, "),
+}
 
 
 def _safetensors_errors() -> tuple[type[Exception], ...]:

@@ -7,13 +7,10 @@ every draw is seeded by what it is for, so a run resumed from a checkpoint equal
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
 import random
-import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +30,12 @@ from envace.roles.rehearse import RehearsePrompt
 from envace.seeds import derive_seed
 from envace.training.checkpoint import RunFolder, open_run
 from envace.training.metrics import Trackers, advantage_metrics, step_metrics
+from envace.training.running import Progress, logged, stop_after_step, teller
 from envace.types import Group, Task
 from envace.worlds import HELD_OUT
 from envace.worlds.tasks import build_tasks
 
-Progress = Callable[[str], None]
 OnStep = Callable[[int, dict[str, Any]], None]
-
-_log = logging.getLogger(__name__)
 
 
 def load_tasks(settings: TaskSettings) -> list[Task]:
@@ -81,9 +76,10 @@ def train(
     """
     tasks = load_tasks(settings.tasks)
     require_scorable(tasks)
-    run = open_run(out, dump_settings(settings), resume)
-    with _logged(run), _stop_after_step() as stop:
-        _steps(settings, tasks, run, resume, stop, progress, on_step)
+    say = teller(progress)
+    with open_run(out, dump_settings(settings), resume) as run, logged(run.log), stop_after_step() as stop:
+        _steps(settings, tasks, run, resume, stop, say, on_step)
+        say(f"run: {run.path}")
     return run
 
 
@@ -93,15 +89,10 @@ def _steps(
     run: RunFolder,
     resume: bool,
     stop: Callable[[], bool],
-    progress: Progress,
+    say: Progress,
     on_step: OnStep | None,
 ) -> None:
     algorithm, every = settings.algorithm, settings.evaluation.every
-
-    def say(line: str) -> None:
-        progress(line)
-        _log.info(line)
-
     engine = LocalEngine(
         settings.model,
         settings.engine,
@@ -112,19 +103,6 @@ def _steps(
         keep_start=algorithm.act_kl > 0 or algorithm.rehearse_kl > 0,
     )
     renderer = settings.chat.renderer(engine.tokenizer, engine.eos_ids)
-    done = max(run.checkpoints(), default=0) if resume else 0
-    if resume:
-        run.forget_after(done)
-        if done:
-            engine.load(run.checkpoint(done))
-        say(f"resuming after step {done}")
-
-    def evaluate_if_due(step: int) -> None:
-        due = step in (0, settings.steps) or (every and step % every == 0)
-        if settings.evaluation.worlds and due and not run.evaluation(step).is_file():
-            _evaluate(settings, engine, renderer, run, step, say)
-
-    evaluate_if_due(done)  # a run may have been stopped between its checkpoint and its evaluation
 
     def second_model() -> tuple[Sampler, ChatRenderer]:
         second = LocalEngine(settings.simulator_model or settings.model, settings.engine)
@@ -141,13 +119,28 @@ def _steps(
         act=settings.act_sampling,
         limits=settings.limits,
     )
-    started = time.monotonic()
+    done = max(run.checkpoints(), default=0) if resume else 0
+
+    def evaluate_if_due(step: int) -> None:
+        due = step in (0, settings.steps) or (every and step % every == 0)
+        if settings.evaluation.worlds and due and not run.evaluation(step).is_file():
+            _evaluate(settings, engine, renderer, run, step, say)
+
     with closing(
         Trackers(run.tensorboard, settings.trackers, run.path.name, settings.model_dump(mode="json"), first=done + 1)
     ) as trackers:
+        # All that could refuse these settings has had its say; from here on there are results to keep.
+        if resume:
+            run.forget_after(done)
+            if done:
+                engine.load(run.checkpoint(done))
+            say(f"resuming after step {done}")
+        evaluate_if_due(done)  # a run may have been stopped between its checkpoint and its evaluation
+        started = time.monotonic()
         for step in range(done + 1, settings.steps + 1):
             began, prefilled = time.monotonic(), engine.sampler.stats.prefill_tokens
             groups = asyncio.run(_sample(runner, tasks, settings, step))
+            require_evidence(groups, step)
             sampled = time.monotonic()
             rows, metrics = build_rows(groups, algorithm)
             metrics |= advantage_metrics(rows)
@@ -187,12 +180,35 @@ def tasks_of_step(tasks: Sequence[Task], settings: TrainSettings, step: int) -> 
     """The step's tasks: each epoch is a permutation that depends on the seed and the epoch alone."""
     chosen = []
     first = (step - 1) * settings.tasks_per_step
+    orders: dict[int, list[int]] = {}
     for position in range(first, first + settings.tasks_per_step):
         epoch, place = divmod(position, len(tasks))
-        order = list(range(len(tasks)))
-        random.Random(derive_seed("epoch", settings.seed, epoch)).shuffle(order)
-        chosen.append(tasks[order[place]])
+        if epoch not in orders:
+            orders[epoch] = list(range(len(tasks)))
+            random.Random(derive_seed("epoch", settings.seed, epoch)).shuffle(orders[epoch])
+        chosen.append(tasks[orders[epoch][place]])
     return chosen
+
+
+def require_evidence(groups: Sequence[Group], step: int) -> None:
+    """Says that a step has nothing to learn from, which the next one would not mend.
+
+    Raises:
+        UserError: no episode could be scored, or none could sample anything; names a task and why.
+    """
+    episodes = [episode for group in groups for episode in group.episodes]
+    first = episodes[0]
+    why = f"{first.end.value}: {first.error.code}: {first.error.message}" if first.error else first.end.value
+    if not any(episode.scored for episode in episodes):
+        raise UserError(
+            f"step {step}: none of its {len(episodes)} episodes could be scored, so there is nothing to learn from; "
+            f"the first is of task {first.task_id!r} ({why})"
+        )
+    if not any(generation.completion_ids for episode in episodes for generation in episode.generations):
+        raise UserError(
+            f"step {step}: none of its {len(episodes)} episodes had room for a single token ({why}); the limits "
+            f"(limits.prompt_tokens, limits.context_tokens, engine.max_context) are too small for task {first.task_id!r}"
+        )
 
 
 async def _sample(runner: EpisodeRunner, tasks: Sequence[Task], settings: TrainSettings, step: int) -> list[Group]:
@@ -257,40 +273,3 @@ def _line(record: dict[str, Any]) -> str:
         f"responses valid {shown('response_validity')}, {record['not_scored']} not scored, "
         f"{record['external_calls']} external calls, {record['tokens_per_second']:.0f} tokens/s"
     )
-
-
-@contextmanager
-def _logged(run: RunFolder) -> Iterator[None]:
-    """What the package logs goes to the run's ``log.txt`` too, for as long as the run lasts."""
-    package = logging.getLogger("envace")
-    handler = logging.FileHandler(run.log, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    level = package.level
-    package.addHandler(handler)
-    package.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        package.removeHandler(handler)
-        package.setLevel(level)
-        handler.close()
-
-
-@contextmanager
-def _stop_after_step() -> Iterator[Callable[[], bool]]:
-    """The first interrupt asks for a stop after the step; a second one stops at once."""
-    asked = False
-
-    def ask(signum: int, frame: Any) -> None:
-        nonlocal asked
-        if asked:
-            raise KeyboardInterrupt
-        asked = True
-        # Not by print: the interrupt may have come in the middle of one, and a stream cannot be entered twice.
-        os.write(2, b"finishing the step, then saving; press Ctrl-C again to stop at once\n")
-
-    previous = signal.signal(signal.SIGINT, ask)
-    try:
-        yield lambda: asked
-    finally:
-        signal.signal(signal.SIGINT, previous)

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from envace.chat.render import ChatRenderer
-from envace.chat.settings import ChatSettings
+from envace.chat.settings import ChatSettings, PathOrName
+from envace.config import dump_settings
 from envace.data.tasks import describe, read_lines
 from envace.engines.base import TrainingRow
 from envace.engines.local.engine import LocalEngine, LocalEngineSettings
 from envace.errors import UserError
 from envace.roles.rehearse import RehearsePrompt
+from envace.training.checkpoint import RunFolder, newest_checkpoint, open_run
+from envace.training.running import Progress, logged, stop_after_step, teller
 from envace.training.supervised import Trajectory, supervised_rows
 from envace.types import Frozen
+
+SFT_SETTINGS = "sft.yaml"
 
 
 def read_trajectories(path: Path) -> Iterator[Trajectory]:
@@ -42,35 +47,38 @@ def batches(
     window: int,
     seed: int,
     max_tokens: int,
-) -> Iterator[tuple[list[TrainingRow], int]]:
-    """Rows for one optimizer step at a time, with how many trajectories have been read when the batch is full.
+) -> Iterator[tuple[list[TrainingRow], dict[str, int]]]:
+    """Rows for one optimizer step at a time, with counts: trajectories read so far and rows left out of them.
 
     The order of the file is kept but for a shuffle within ``window`` rows, so a file may hold a curriculum. Rows longer
     than ``max_tokens`` are left out.
     """
     rng = random.Random(seed)
-    pool: list[TrainingRow] = []
+    counts = {"trajectories": 0, "rows_left_out": 0}
+
+    def rows() -> Iterator[TrainingRow]:
+        pool: list[TrainingRow] = []
+        for trajectory in trajectories:
+            counts["trajectories"] += 1
+            every = supervised_rows(trajectory, renderer, prompt)
+            short = [row for row in every if len(row.ids) <= max_tokens]
+            counts["rows_left_out"] += len(every) - len(short)
+            pool += short
+            while len(pool) > window:
+                yield pool.pop(rng.randrange(len(pool)))
+        rng.shuffle(pool)
+        yield from pool
+
     batch: list[TrainingRow] = []
-    tokens = read = 0
-    for trajectory in trajectories:
-        read += 1
-        pool += [row for row in supervised_rows(trajectory, renderer, prompt) if len(row.ids) <= max_tokens]
-        while len(pool) > window:
-            row = pool.pop(rng.randrange(len(pool)))
-            batch.append(row)
-            tokens += len(row.ids)
-            if tokens >= tokens_per_step:
-                yield batch, read
-                batch, tokens = [], 0
-    rng.shuffle(pool)
-    for row in pool:
+    tokens = 0
+    for row in rows():
         batch.append(row)
         tokens += len(row.ids)
         if tokens >= tokens_per_step:
-            yield batch, read
+            yield batch, dict(counts)
             batch, tokens = [], 0
     if batch:
-        yield batch, read
+        yield batch, dict(counts)
 
 
 def target_share(rows: Sequence[TrainingRow]) -> dict[str, Any]:
@@ -84,11 +92,10 @@ def target_share(rows: Sequence[TrainingRow]) -> dict[str, Any]:
 class SftSettings(Frozen):
     """Settings of ``envace sft``."""
 
-    model: str
-    """A Hugging Face model folder, or ``tiny`` for the policy that ships with EnvACE."""
-    trajectories: Path
-    out: Path
-    rehearse_prompt: str = "full"
+    model: PathOrName
+    """A Hugging Face model folder, a run, or ``tiny`` for the policy that ships with EnvACE."""
+    trajectories: Annotated[Path, AfterValidator(Path.absolute)]
+    rehearse_prompt: PathOrName = "full"
     tokens_per_step: int = Field(default=8192, gt=0)
     max_tokens: int = Field(default=4096, gt=0)
     """Longer rows are left out and counted."""
@@ -96,78 +103,71 @@ class SftSettings(Frozen):
     """The file's order is kept but for a shuffle within so many rows; 0 keeps it exactly."""
     max_steps: int | None = Field(default=None, gt=0)
     checkpoint_every: int = Field(default=100, gt=0)
+    keep_checkpoints: int = Field(default=1, gt=0)
     seed: int = 0
     chat: ChatSettings = ChatSettings()
     engine: LocalEngineSettings = LocalEngineSettings()
 
 
-def warm_start(settings: SftSettings, resume: bool = False, progress: Any = print) -> Path:
-    """Runs the supervised warm start and returns the folder of the trained policy, ``<out>/model``.
+def warm_start(settings: SftSettings, out: Path, resume: bool = False, progress: Progress = print) -> Path:
+    """Runs the supervised warm start in the run folder ``out`` and returns the folder of the trained policy.
 
-    ``<out>/metrics.jsonl`` has one line a step. With ``resume`` the newest checkpoint is continued: the trajectories
-    already consumed are read again but not trained on, so the result equals that of an undisturbed run.
+    ``metrics.jsonl`` has one line a step. With ``resume`` the newest checkpoint is continued: the trajectories already
+    consumed are read again but not trained on, so the result equals that of an undisturbed run. The first Ctrl-C ends it
+    after the step, with a checkpoint; a second at once.
 
     Raises:
-        UserError: unreadable trajectories, no row short enough, or nothing to resume.
+        UserError: unreadable trajectories, no row short enough, another run in ``out``, or nothing to resume.
     """
-    import time
+    for _ in read_trajectories(settings.trajectories):  # all of it: a bad last line must not cost hours of training
+        pass
+    say = teller(progress)
+    with (
+        open_run(out, dump_settings(settings), resume, SFT_SETTINGS) as run,
+        logged(run.log),
+        stop_after_step() as stop,
+    ):
+        _steps(settings, run, resume, stop, say)
+        policy = newest_checkpoint(out)
+        say(f"policy: {policy}")
+    return policy
 
+
+def _steps(settings: SftSettings, run: RunFolder, resume: bool, stop: Callable[[], bool], say: Progress) -> None:
     engine = LocalEngine(settings.model, settings.engine)
     renderer = settings.chat.renderer(engine.tokenizer, engine.eos_ids)
     prompt = RehearsePrompt(settings.rehearse_prompt)
-    settings.out.mkdir(parents=True, exist_ok=True)
-    (settings.out / "settings.json").write_text(settings.model_dump_json(indent=1))
-    log = settings.out / "metrics.jsonl"
-    model = settings.out / "model"
-    done = 0
+    done = max(run.checkpoints(), default=0) if resume else 0
     if resume:
-        if not (model / "sft_step").is_file():
-            raise UserError(f"{model}: no checkpoint to resume from; run without resume")
-        engine.load(model)
-        done = int((model / "sft_step").read_text())
-        log.write_text("".join(line + "\n" for line in log.read_text().splitlines()[:done]))
-    else:
-        log.write_text("")
-
-    step = 0
+        run.forget_after(done)
+        if done:
+            engine.load(run.checkpoint(done))
+        say(f"resuming after step {done}")
+    if settings.max_steps is not None and done >= settings.max_steps:
+        return
+    started = time.monotonic()
+    step = saved = 0
     stream = batches(
         read_trajectories(settings.trajectories), renderer, prompt, settings.tokens_per_step,
         settings.shuffle_window, settings.seed, settings.max_tokens,
     )  # fmt: skip
-    started = time.monotonic()
-    with log.open("a", encoding="utf-8") as lines:
-        for rows, read in stream:
-            step += 1
-            if step <= done:
-                continue
-            metrics = engine.update(rows).metrics
-            record = {"step": step, "trajectories": read, **target_share(rows), **metrics}
-            lines.write(json.dumps(record) + "\n")
-            lines.flush()
-            if step % 10 == 0:
-                progress(
-                    f"step {step}: loss {metrics['loss']:.4f}, {read} trajectories, {time.monotonic() - started:.0f} s"
-                )
-            if step % settings.checkpoint_every == 0:
-                _save(engine, model, step)
-            if settings.max_steps is not None and step >= settings.max_steps:
-                break
+    for step, (rows, counts) in enumerate(stream, 1):
+        if step <= done:
+            continue
+        metrics = engine.update(rows).metrics
+        run.write_metrics({"step": step, **counts, **target_share(rows), **metrics})
+        if step % 10 == 0:
+            spent = time.monotonic() - started
+            say(f"step {step}: loss {metrics['loss']:.4f}, {counts['trajectories']} trajectories, {spent:.0f} s")
+        last = step == settings.max_steps
+        if stop() or last or step % settings.checkpoint_every == 0:
+            run.write_checkpoint(step, engine.save, settings.keep_checkpoints)
+            saved = step
+        if stop() and not last:
+            say(f"stopped after step {step}; go on with: envace sft --resume {run.path}")
+        if stop() or last:
+            return
     if step == 0:
         raise UserError(f"{settings.trajectories}: no row of at most {settings.max_tokens} tokens to train on")
-    _save(engine, model, step)
-    return model
-
-
-def _save(engine: Any, folder: Path, step: int) -> None:
-    """Writes beside the last checkpoint and swaps, so that a kill at any moment leaves a whole one."""
-    import shutil
-
-    fresh, old = folder.with_name("model.new"), folder.with_name("model.old")
-    for leftover in (fresh, old):
-        shutil.rmtree(leftover, ignore_errors=True)
-    engine.save(fresh)
-    (fresh / "sft_step").write_text(str(step))
-    if folder.exists():
-        folder.rename(old)
-    fresh.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
+    if step > max(done, saved):
+        run.write_checkpoint(step, engine.save, settings.keep_checkpoints)

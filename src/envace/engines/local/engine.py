@@ -38,7 +38,9 @@ class LocalEngineSettings(TrainerSettings):
 
     device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N")
     dtype: Literal["float32", "bfloat16"] = "float32"
-    threads: int = Field(default=1, ge=1, description="CPU threads; more than idle cores make everything slower")
+    threads: int = Field(
+        default=1, ge=1, le=1024, description="CPU threads; more than idle cores make everything slower"
+    )
     max_batch: int = Field(default=128, gt=0, description="rows decoded together")
     max_context: int = Field(default=20_000, gt=0)
     prefix_tokens: int = Field(default=200_000, ge=0, description="tokens of finished contexts kept for reuse")
@@ -71,8 +73,7 @@ class LocalEngine:
         device = settings.device
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        if device.startswith("cuda") and not torch.cuda.is_available():
-            raise UserError(f"engine.device={device}: this machine has no usable GPU; use device=cpu")
+        _require_device(device)
         self.settings = settings
         self._base, self.tokenizer = load_policy(model, getattr(torch, settings.dtype), device)
         self.model = self._base
@@ -141,25 +142,48 @@ class LocalEngine:
                 if parameter.requires_grad and self.settings.lora is not None
             },
         }
-        torch.save(state, folder / STATE)
+        with (folder / STATE).open("wb") as file:  # by its name alone, torch would not say what the disk refused
+            torch.save(state, file)
 
     def load(self, folder: Path) -> None:
         """Goes on from what ``save`` wrote, bit for bit.
 
         Raises:
-            UserError: the folder was not written by ``save``.
+            UserError: the folder was not written by ``save``, or is damaged.
         """
         if not (folder / STATE).is_file():
             raise UserError(f"{folder}: no {STATE}, so there is nothing to go on from")
-        state = torch.load(folder / STATE, map_location="cpu", weights_only=True)
-        if self.settings.lora is None:
-            saved, _ = load_policy(str(folder), getattr(torch, self.settings.dtype), str(self.model.device))
-            self.model.load_state_dict(saved.state_dict())
-        else:
-            self.model.load_state_dict(state["trainable"], strict=False)
-        self.trainer.optimizer.load_state_dict(state["optimizer"])
-        self.trainer.steps = state["steps"]
-        self._sampler.begin_version(state["policy_version"])
+        try:
+            state = torch.load(folder / STATE, map_location="cpu", weights_only=True)
+            if self.settings.lora is None:
+                saved, _ = load_policy(str(folder), getattr(torch, self.settings.dtype), str(self.model.device))
+                self.model.load_state_dict(saved.state_dict())
+            else:
+                self.model.load_state_dict(state["trainable"], strict=False)
+            self.trainer.optimizer.load_state_dict(state["optimizer"])
+            self.trainer.steps = state["steps"]
+            self._sampler.begin_version(state["policy_version"])
+        except Exception as error:  # a file that is damaged fails by whatever its reader stumbles on
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            raise UserError(
+                f"{folder}: a damaged checkpoint ({reason}); remove that folder to go on from the one before it"
+            ) from error
+
+
+def _require_device(device: str) -> None:
+    try:
+        kind = torch.device(device)
+    except RuntimeError:
+        raise UserError(f"engine.device={device}: no such device; there are auto, cpu, cuda and cuda:N") from None
+    if kind.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"engine.device={device}: this machine has no usable GPU; use device=cpu")
+    try:
+        torch.empty(0, device=kind)
+    except (
+        Exception
+    ) as error:  # each backend fails in its own way: a number too high, a device that is busy or not built in
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"engine.device={device}: cannot be used here: {reason}") from None
 
 
 def _give_back_memory() -> None:

@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -33,9 +33,9 @@ class TrainerSettings(Frozen):
     """How weights are updated."""
 
     optimizer: OptimizerName = Field(default="adamw", description="adamw, or muon: matrices by Muon, the rest by AdamW")
-    lr: float = Field(default=1e-6, gt=0)
-    betas: tuple[float, float] = (0.9, 0.999)
-    weight_decay: float = Field(default=0.0, ge=0)
+    lr: float = Field(default=1e-6, gt=0, le=10)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    weight_decay: float = Field(default=0.0, ge=0, le=10)
     warmup_steps: int = Field(default=0, ge=0, description="linear warm-up from lr / warmup_steps")
     decay_steps: int | None = Field(
         default=None, gt=0, description="cosine to a tenth of lr at this step; none: constant"
