@@ -18,6 +18,7 @@ import jinja2
 from envace.chat.text import clean
 from envace.chat.tools import canonical_json
 from envace.errors import UserError
+from envace.identity import Same
 from envace.types import Message, ToolCall, ToolSpec
 
 _log = logging.getLogger(__name__)
@@ -63,6 +64,8 @@ class ChatRenderer:
         self._name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
         # A group's episodes begin alike, and many go on alike.
         self._encoded = lru_cache(maxsize=512)(self._encode)
+        self._first = lru_cache(maxsize=512)(self._first_ids)
+        self._appended = lru_cache(maxsize=4096)(self._appended_ids)
         if not getattr(tokenizer, "chat_template", None):
             raise UserError(
                 f"model {self._name!r} has no chat template: use an instruction-tuned model, or put a "
@@ -156,6 +159,14 @@ class ChatRenderer:
         Raises:
             UserError: the template refuses it (no system role, roles that must alternate ...).
         """
+        keys = (Same(message) if message.tool_calls else message for message in messages)  # arguments cannot be hashed
+        return self._first(tuple(keys), tuple(map(Same, tools)))
+
+    def _first_ids(
+        self, keys: tuple[Message | Same[Message], ...], same: tuple[Same[ToolSpec], ...]
+    ) -> tuple[int, ...]:
+        messages = [key.value if isinstance(key, Same) else key for key in keys]
+        tools = [tool.value for tool in same]
         try:
             return self.encode(self.render(messages, tools, prompt=True))
         except jinja2.TemplateError as error:
@@ -169,7 +180,11 @@ class ChatRenderer:
         """The ids between the end of ``last`` (an assistant message) and the next completion."""
         # Where not parallel the template would refuse the others; what it puts for the responses is the same.
         made = last.tool_calls if self._parallel else last.tool_calls[:1]
-        calls = tuple((call.id, call.name) for call in made)
+        return self._appended(tuple((call.id, call.name) for call in made), tuple(messages))
+
+    def _appended_ids(
+        self, calls: tuple[tuple[str | None, str], ...], messages: tuple[Message, ...]
+    ) -> tuple[int, ...]:
         head, ids = self._head(calls), self.encode(self.render([_GO, _stand_in(calls), *messages], prompt=True))
         if not head or ids[: len(head)] != head:
             raise ValueError("the chat template is not append-only here")

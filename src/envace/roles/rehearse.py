@@ -7,6 +7,7 @@ then for each call what happened since the last one and the pending call. It nev
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from envace.chat.parse import read_json
 from envace.chat.render import ChatContext, ChatRenderer
 from envace.chat.tools import canonical_json, signature
 from envace.errors import UserError
+from envace.identity import Same
 from envace.types import Message, Reference, Task, ToolCall, ToolSpec
 
 STYLES = ("full", "brief")
@@ -38,6 +40,7 @@ class RehearsePrompt:
 
     def __init__(self, style: str = "full", *, references: bool = True) -> None:
         self._references = references
+        self._system_message = lru_cache(maxsize=512)(self._render_system)
         folder: Any = resources.files("envace.roles") / "prompts" / style if style in STYLES else Path(style)
         self._system = _template(style, folder / "system.jinja")
         self._pending = _template(style, folder / "pending.jinja")
@@ -51,6 +54,10 @@ class RehearsePrompt:
 
     def system(self, tools: Sequence[ToolSpec], references: Sequence[Reference]) -> Message:
         """The first message: the same for every episode of a task, so engines compute it once a group."""
+        return self._system_message(tuple(map(Same, tools)), tuple(map(Same, references)))
+
+    def _render_system(self, same_tools: tuple[Same[ToolSpec], ...], known: tuple[Same[Reference], ...]) -> Message:
+        tools, references = [same.value for same in same_tools], [same.value for same in known]
         shown = [
             {"call": call_text(reference.call), "response": canonical_json(reference.response)}
             for reference in references
