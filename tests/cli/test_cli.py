@@ -64,6 +64,28 @@ GOOD = "model: nowhere\ntasks: {worlds: [orders], count: 2}\n"
         (GOOD, ["=3"], "override '=3': write it as key=value"),
         (GOOD, ["model.name=3"], "'model' is a value, not a group of keys"),
         (GOOD, ["steps=["], "the value is not YAML"),
+        (
+            "model: m\nseed: 2024-13-45\n",
+            [],
+            "settings.yaml, line 2: not YAML: '2024-13-45' is no timestamp; put quotes",
+        ),
+        ("seed: !!float abc\n", [], "line 1: not YAML: 'abc' is no float"),
+        ("seed: !!int x\n", [], "line 1: not YAML: 'x' is no int"),
+        ("seed: !!bool x\n", [], "line 1: not YAML: 'x' is no bool"),
+        ("seed: !!timestamp x\n", [], "line 1: not YAML: 'x' is no timestamp"),
+        ("seed: " + "1" * 5000, [], "line 1: not YAML: '111111111111...1111111111111' is no int"),
+        ("model: m\nseed: " + "[" * 5000, [], "line 2: not YAML: nested too deeply"),
+        ("model: m\nseed: \0\n", [], "line 2: not YAML: a character U+0000"),
+        ("model: m\nengine:\n  lr: 1\n  lr: 2\n", [], "line 4: not YAML: the key 'lr' was given on line 3 too"),
+        ("model: m\nnull: 3\n", [], "line 2: not YAML: keys are names, not null"),
+        ("?\n: 3\n", [], "line 1: not YAML: keys are names, not nothing"),
+        ("engine: {1: 3}\n", [], "line 1: not YAML: keys are names, not 1"),
+        ("? [a]\n: 3\n", [], "line 1: not YAML: keys are names, not a list or a group of keys"),
+        (GOOD, ["seed=2024-13-45"], "override 'seed=2024-13-45': the value is not YAML: '2024-13-45' is no timestamp"),
+        (GOOD, ["seed=!!float abc"], "override 'seed=!!float abc': the value is not YAML: 'abc' is no float"),
+        (GOOD, ["seed=" + "[" * 5000], "the value is not YAML: nested too deeply"),
+        (GOOD, ["engine={lr: 1, lr: 2}"], "the key 'lr' was given on line 1 too"),
+        (GOOD, ["engine={1: 3}"], "the value is not YAML: keys are names, not 1"),
         (GOOD, ["refill_rounds=1"], "set algorithm.drop_no_variance too"),
         (GOOD, ["trackers=[excel]"], "trackers.0: "),
         (GOOD, ["steps"], "override 'steps': write it as key=value"),
@@ -240,6 +262,44 @@ def test_overrides_are_yaml_and_make_the_groups_they_need(tmp_path):
     assert settings.engine.lr == 0.0001
     assert settings.tasks.worlds == ("bank", "desk")
     assert settings.rehearse.references is False
+
+
+def test_groups_can_be_merged_and_an_override_leaves_their_aliases_alone(tmp_path):
+    (tmp_path / "settings.yaml").write_text(
+        "model: m\nchat: {}\ntasks: {worlds: [orders]}\n"
+        "act_sampling: &act\n  <<: &all {top_k: 5, max_tokens: 64}\n  max_tokens: 32\nrehearse_sampling: *act\n"
+        "limits: {}\n"
+    )
+    settings = load_settings(TrainSettings, tmp_path / "settings.yaml", ["act_sampling.top_k=7"])
+    assert (settings.act_sampling.top_k, settings.act_sampling.max_tokens) == (7, 32)
+    assert (settings.rehearse_sampling.top_k, settings.rehearse_sampling.max_tokens) == (5, 32)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_byte_order_mark_is_no_part_of_the_settings(tmp_path, encoding):
+    (tmp_path / "settings.yaml").write_text("model: é\ntasks: {worlds: [orders]}\n", encoding=encoding)
+    assert load_settings(TrainSettings, tmp_path / "settings.yaml").model == "é"
+
+
+def test_a_path_that_is_no_file_of_settings_is_named_for_what_it_is(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="a folder; name a settings file"):
+        load_settings(TrainSettings, tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/null")):
+        with pytest.raises(UserError, match=f"{path}: a pipe or a device"):
+            load_settings(TrainSettings, path)
+    with pytest.raises(UserError, match="cannot be read: File name too long"):
+        load_settings(TrainSettings, tmp_path / ("x" * 300))
+    (tmp_path / "latin.yaml").write_bytes("model: m\nseed: é\n".encode("latin-1"))
+    with pytest.raises(UserError, match=r"latin\.yaml, line 2: not YAML: neither UTF-8 nor UTF-16 text"):
+        load_settings(TrainSettings, tmp_path / "latin.yaml")
+
+    def refuse(self):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(UserError, match=r"latin\.yaml: cannot be read: Permission denied"):
+        load_settings(TrainSettings, tmp_path / "latin.yaml")
 
 
 def test_an_older_task_file_outlives_a_fault(envace, tmp_path):
