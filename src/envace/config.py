@@ -20,13 +20,16 @@ from envace.episode import Limits
 from envace.errors import UserError
 from envace.roles.generate import RoleSampling
 from envace.types import Frozen
+from envace.worlds import known_worlds
+
+Worlds = Annotated[tuple[str, ...], AfterValidator(known_worlds)]
 
 
 class TaskSettings(Frozen):
     """Tasks from a file, or built from worlds."""
 
     file: Annotated[Path, AfterValidator(Path.absolute)] | None = None
-    worlds: tuple[str, ...] = ()
+    worlds: Worlds = ()
     count: int = Field(default=200, gt=0, description="tasks a world")
     seed: int = 0
     split: str = "train"
@@ -36,7 +39,7 @@ class EvaluationSettings(Frozen):
     """Evaluation in the real worlds, on tasks that are never trained on."""
 
     every: int = Field(default=0, ge=0, description="steps between evaluations; 0: only before and after")
-    worlds: tuple[str, ...] = ()
+    worlds: Worlds = ()
     count: int = Field(default=24, gt=0, description="tasks a world")
     samples: int = Field(default=1, gt=0, description="episodes a task at `temperature`; greedily always one")
     temperature: float = Field(default=1.0, ge=0)

@@ -90,7 +90,14 @@ GOOD = "model: nowhere\ntasks: {worlds: [orders], count: 2}\n"
         (GOOD, ["trackers=[excel]"], "trackers.0: "),
         (GOOD, ["steps"], "override 'steps': write it as key=value"),
         (GOOD, ["responder=oracle"], "responder: "),
-        (GOOD, ["tasks.worlds=[moon]"], "no built-in world 'moon'"),
+        (
+            GOOD,
+            ["tasks.worlds=[moon]"],
+            "override 'tasks.worlds=[moon]': tasks.worlds: no built-in world 'moon'; there are orders, bank, calendar, ",
+        ),
+        (GOOD, ["tasks.worlds=[bank, bank]"], "tasks.worlds: world 'bank' is named twice"),
+        (GOOD, ["evaluation.worlds=[moon]"], "evaluation.worlds: no built-in world 'moon'; there are orders, "),
+        (GOOD, ["evaluation.worlds=[bank, desk, bank]"], "evaluation.worlds: world 'bank' is named twice"),
         (GOOD, ["tasks.worlds=[hotel]"], "held out"),
         (GOOD, ["tasks.file=missing.jsonl"], "missing.jsonl: no such file of tasks"),
     ],
@@ -186,6 +193,52 @@ def test_worlds_can_be_tried_by_hand(envace):
     assert json.loads(done.stdout) == {"error": {"code": "NOT_FOUND", "message": "no customer Nobody"}}
     bad = envace("worlds", "try", "orders", "--call", "find_customer {name}")
     assert (bad.returncode, "arguments are not JSON" in bad.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        ('find_customer {"name": NaN}', "NaN is not JSON"),
+        ('find_customer {"name": -Infinity}', "-Infinity is not JSON"),
+        ('find_customer {"name": 1e400}', "a number out of range"),
+        ('find_customer {"name": ' + "[" * 100_000, "nested more than 100 deep"),
+        ('find_customer {"name": ' + "[" * 200 + "]" * 200 + "}", "nested more than 100 deep"),
+        ("find_customer [1]", "the arguments must be a JSON object"),
+    ],
+)
+def test_arguments_that_no_service_could_be_sent_are_one_message(envace, call, reason):
+    done = envace("worlds", "try", "orders", "--call", call)
+    assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, "")
+    assert reason in done.stderr
+
+
+def test_a_world_answers_odd_calls_as_a_service_does(envace):
+    calls = (
+        r'find_customer {"name": "\ud800"}',
+        'find_customer {"name": "\udcff"}',  # what Python makes of a byte that is no UTF-8
+        "find\udcff {}",
+        "",
+        "get_order\t{}",
+        'get_order {"order_id": 1' + "0" * 30 + "}",
+    )
+    done = envace("worlds", "try", "orders", *(part for call in calls for part in ("--call", call)))
+    first, second, third, fourth, fifth, sixth = (json.loads(line)["error"] for line in done.stdout.splitlines())
+    assert first == second == {"code": "NOT_FOUND", "message": "no customer \ufffd"}
+    assert (third["code"], fourth["code"]) == ("TOOL_NOT_AVAILABLE", "TOOL_NOT_AVAILABLE")
+    assert fifth == {"code": "INVALID_PARAMETERS", "message": "'order_id' is a required property"}
+    assert sixth["code"] == "INVALID_PARAMETERS"
+    huge = envace("worlds", "try", "bank", "--call", 'deposit {"account_id": "A1", "amount": 1' + "0" * 30 + "}")
+    assert json.loads(huge.stdout)["error"]["code"] == "INVALID_PARAMETERS"
+    moon = envace("worlds", "try", "moon", "--call", "find_customer {}")
+    assert (
+        moon.returncode,
+        moon.stderr.count("\n"),
+        "no built-in world 'moon'; there are orders, " in moon.stderr,
+    ) == (
+        2,
+        1,
+        True,
+    )
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
@@ -326,10 +379,11 @@ def test_ctrl_c_leaves_with_130(envace, monkeypatch, tmp_path):
 
 def test_worlds_can_be_tried_on_standard_input(envace, monkeypatch):
     monkeypatch.setattr(
-        "sys.stdin", io.TextIOWrapper(io.BytesIO(b'find_customer {"name": "Nobody"}\nbad {\n\nnever {}\n'))
+        "sys.stdin", io.TextIOWrapper(io.BytesIO(b'find_customer {"name": "Nobody"}\n\xff {}\nbad {\n\nnever {}\n'))
     )
     lines = envace("worlds", "try", "orders").stdout.splitlines()
     assert '{"error": {"code": "NOT_FOUND", "message": "no customer Nobody"}}' in lines
+    assert "no tool '\ufffd'" in lines[-2]
     assert "arguments are not JSON" in lines[-1]
 
 
@@ -350,7 +404,14 @@ def test_a_policy_and_a_run_are_evaluated(envace, tmp_path):
     assert result["rehearsed"]["by"]["held_out"]["count"] == 4
     missing = envace("eval", tmp_path / "nothing", *asked)
     assert (missing.returncode, "no such folder" in missing.stderr) == (2, True)
-    assert "no built-in world 'moon'" in envace("eval", tmp_path / "model", "--worlds", "moon").stderr
+    for worlds, message in (
+        ("moon", "--worlds: no built-in world 'moon'; there are orders, bank, "),
+        ("orders, moon", "--worlds: no built-in world 'moon'"),
+        ("orders,", "--worlds: no built-in world ''"),
+        ("orders, bank ,orders", "--worlds: world 'orders' is named twice"),
+    ):
+        refused = envace("eval", tmp_path / "model", "--worlds", worlds)
+        assert (refused.returncode, message in refused.stderr) == (2, True)
 
     (tmp_path / "settings.yaml").write_text(
         f"model: {tmp_path / 'model'}\ntasks: {{worlds: [orders], count: 2}}\nrehearse: {{prompt: brief}}\n"
