@@ -119,6 +119,50 @@ def test_wrong_arguments_are_named(config, tmp_path):
         plan(config, [], ["respondr=replay"], [0], tmp_path)
 
 
+def test_a_varied_value_may_hold_commas_and_its_folder_has_a_plain_name(config, tmp_path):
+    vary = ["engine.betas=[0.9,0.98],[0.9,0.95]", "engine.lora={r: 4, target_modules: [a, b]},null"]
+    runs = plan(config, [], [*vary, "model='a,b',c/d"], [0], tmp_path / "out")
+    assert len(runs) == 8
+    assert runs[0].settings.engine.betas == (0.9, 0.98)
+    assert runs[-1].settings.engine.betas == (0.9, 0.95)
+    assert runs[0].settings.engine.lora.target_modules == ("a", "b")
+    assert [run.settings.model for run in runs[:2]] == ["a,b", "c/d"]
+    lora = "engine.lora=_r__4,_target_modules___a,_b__"
+    assert runs[0].folder == tmp_path / "out" / "engine.betas=_0.9,0.98_" / lora / "model=_a,b_" / "seed-0"
+    assert runs[-1].variant == ("engine.betas=[0.9,0.95]", "engine.lora=null", "model=c/d")
+    assert runs[-1].folder == tmp_path / "out" / "engine.betas=_0.9,0.95_" / "engine.lora=null" / "model=c_d" / "seed-0"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "vary", "message"),
+    [
+        ([], ["steps=1,1"], "--vary: steps=1 and steps=1 have the same settings; leave one out"),
+        ([], ["steps=1,01"], "--vary: steps=1 and steps=01 have the same settings"),
+        ([], ["engine.lr=1e-4,2e-4,0.0001"], "--vary: engine.lr=1e-4 and engine.lr=0.0001 have the same settings"),
+        ([], ["steps=1,2", "steps=3"], "--vary 'steps=3': steps is varied twice; name all its values in one --vary"),
+        (
+            [],
+            ["engine.lr=1,2", "engine={lr: 3}"],
+            "--vary: engine.lr=1 engine={lr: 3} and engine.lr=2 engine={lr: 3} have",
+        ),
+        ([], ["model=a/b,a_b"], "--vary: model=a/b and model=a_b have the same folder, "),
+        ([], ["seed=1,2"], "seed: a study's seeds are given by --seeds"),
+        (["seed=1"], [], "seed: a study's seeds are given by --seeds"),
+        ([], ["steps=1,"], "--vary 'steps=1,': write it as key=value,value; a value with a comma in it stands in"),
+        ([], ["steps=1,,2"], "--vary 'steps=1,,2': write it as"),
+        ([], ["steps="], "--vary 'steps=': write it as"),
+        ([], ["=1,2"], "--vary '=1,2': write it as"),
+        ([], ["engine.betas=[0.9,0.98"], "--vary 'engine.betas=[0.9,0.98': write it as"),
+        ([], ["steps=1],[2"], "--vary 'steps=1],[2': write it as"),
+        ([], ["steps=" + "[" * 5000], "write it as"),
+    ],
+)
+def test_a_variant_that_is_none_or_there_twice_is_refused(config, tmp_path, overrides, vary, message):
+    with pytest.raises(UserError) as refused:
+        plan(config, overrides, vary, [0, 1], tmp_path / "out")
+    assert message in str(refused.value)
+
+
 @pytest.fixture
 def trainable(tmp_path) -> Path:
     save_policy(tmp_path / "model")

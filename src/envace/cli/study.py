@@ -22,7 +22,10 @@ def study(
     ] = None,
     seeds: Annotated[str, typer.Option(help="Each run's seed.")] = "0,1,2",
     vary: Annotated[
-        list[str] | None, typer.Option(help="key=value,value: a variant for each value; several give all combinations.")
+        list[str] | None,
+        typer.Option(
+            help="key=value,value: a variant for each value ([0.9,0.98] is one); several give all combinations."
+        ),
     ] = None,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Runs at once. [as many as cores, and at least 3 single-threaded ones]")

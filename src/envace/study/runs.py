@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from envace.config import TrainSettings, dump_settings, load_settings
 from envace.errors import UserError
@@ -46,25 +49,34 @@ def plan(config: Path, overrides: Sequence[str], vary: Sequence[str], seeds: Seq
     """The runs of a study.
 
     Args:
-        vary: ``key=value,value…`` each; several give every combination.
+        vary: ``key=value,value…`` each; several give every combination. Commas in brackets, braces and quotes are part of
+            a value.
 
     Raises:
-        UserError: settings that are wrong in any variant, no seed or one twice, or a folder that holds a run with other
-            settings.
+        UserError: settings that are wrong in any variant, a variant twice, no seed or one twice, or a folder that holds a
+            run with other settings.
     """
     if not seeds or len(set(seeds)) < len(seeds):
         raise UserError("--seeds: give different whole numbers, such as 0,1,2")
-    axes = []
+    axes: dict[str, list[str]] = {}
     for axis in vary:
-        key, sign, values = axis.partition("=")
-        if not sign or not key or not all(values.split(",")):
-            raise UserError(f"--vary {axis!r}: write it as key=value,value")
-        axes.append([f"{key}={value}" for value in values.split(",")])
-    runs = []
-    for variant in itertools.product(*axes):
+        key, values = _axis(axis)
+        if key in axes:
+            raise UserError(f"--vary {axis!r}: {key} is varied twice; name all its values in one --vary")
+        axes[key] = [f"{key}={value}" for value in values]
+    if "seed" in axes or any(one.partition("=")[0] == "seed" for one in overrides):
+        raise UserError("seed: a study's seeds are given by --seeds")
+    runs: list[Planned] = []
+    for variant in itertools.product(*axes.values()):
         for seed in seeds:
             settings = load_settings(TrainSettings, config, [*overrides, *variant, f"seed={seed}"])
-            folder = out.joinpath(*(part.replace("/", "_") for part in variant), f"seed-{seed}")
+            folder = out.joinpath(*map(_folder_name, variant), f"seed-{seed}")
+            for other in runs:
+                if other.settings == settings or other.folder == folder:
+                    what = "settings" if other.settings == settings else f"folder, {folder}"
+                    raise UserError(
+                        f"--vary: {' '.join(other.variant)} and {' '.join(variant)} have the same {what}; leave one out"
+                    )
             runs.append(Planned(variant, seed, folder, settings))
     for run in runs:
         if has_run(run.folder) and load_settings(TrainSettings, run.folder / SETTINGS) != run.settings:
@@ -73,6 +85,26 @@ def plan(config: Path, overrides: Sequence[str], vary: Sequence[str], seeds: Seq
                 "choose another --out, or remove that folder"
             )
     return runs
+
+
+def _axis(text: str) -> tuple[str, list[str]]:
+    """The key and the values of a ``--vary``, cut where YAML would cut a list of them."""
+    key, _, values = text.partition("=")
+    try:
+        node = yaml.compose(f"[{values}]", yaml.SafeLoader)
+    except (yaml.YAMLError, RecursionError):
+        node = None
+    items = node.value if node is not None else []
+    if not key or not items or values.rstrip().endswith(","):
+        raise UserError(
+            f"--vary {text!r}: write it as key=value,value; a value with a comma in it stands in brackets or quotes"
+        )
+    return key, [values[item.start_mark.index - 1 : item.end_mark.index - 1] for item in items]
+
+
+def _folder_name(override: str) -> str:
+    """``override`` without what a shell or a file system would take for something else."""
+    return re.sub(r"[^\w.,=+-]", "_", override)
 
 
 class Failure(UserError):
