@@ -1,11 +1,11 @@
 """Reports from hand-made run folders with hand-worked figures; then a small study that is killed and goes on."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -175,31 +175,15 @@ def trainable(tmp_path) -> Path:
     return tmp_path / "small.yaml"
 
 
-def test_a_killed_study_goes_on_and_keeps_what_is_finished(trainable, tmp_path):
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+def test_a_killed_study_leaves_no_run_behind_and_goes_on_keeping_what_is_finished(trainable, tmp_path):
     out = tmp_path / "out"
     command = [
-        sys.executable,
-        "-m",
-        "envace",
-        "study",
-        str(trainable),
-        "--seeds",
-        "0,1",
-        "--jobs",
-        "1",
-        "--out",
-        str(out),
-    ]
-    study = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+        sys.executable, "-m", "envace", "study", str(trainable), "--seeds", "0,1", "--jobs", "1", "--out", str(out),
+    ]  # fmt: skip
     metrics = out / "seed-0" / "metrics.jsonl"
-    deadline = time.monotonic() + 120
-    while not (metrics.is_file() and metrics.read_bytes().count(b"\n") >= 2):
-        assert study.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    for process in [study.pid, *children(study.pid)]:
-        os.kill(process, signal.SIGKILL)
-    study.wait()
+    kill_once(command, lambda: True)  # its run is a Python that has not imported anything yet
+    kill_once(command, lambda: metrics.is_file() and metrics.read_bytes().count(b"\n") >= 2)
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "seed 0: resumed" in done.stdout
@@ -214,16 +198,36 @@ def test_a_killed_study_goes_on_and_keeps_what_is_finished(trainable, tmp_path):
     assert "holds a run with other settings" in changed.stderr
 
 
+def kill_once(command: list[str], true: Callable[[], bool]) -> None:
+    """Starts a study, kills it when it has a run and ``true`` is, and sees the run end."""
+    study = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+    until(lambda: study.poll() is not None or (bool(children(study.pid)) and true()))
+    runs = children(study.pid)
+    study.kill()
+    assert study.wait() == -signal.SIGKILL
+    assert runs
+    until(lambda: all(parent_of(run) is None for run in runs))
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def children(parent: int) -> list[int]:
-    found = []
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = status.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[1]) == parent:
-            found.append(int(status.parent.name))
-    return found
+    processes = [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
+    return [process for process in processes if parent_of(process) == parent]
+
+
+def parent_of(process: int) -> int | None:
+    """``None``: it has ended, be it that nobody has asked for its exit code yet."""
+    try:
+        state, parent = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[:2]
+    except OSError:
+        return None
+    return None if state in "ZX" else int(parent)
 
 
 def test_a_failed_run_is_named_with_its_last_lines(config, tmp_path):

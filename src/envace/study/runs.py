@@ -114,7 +114,7 @@ class Failure(UserError):
 def execute(runs: Sequence[Planned], jobs: int, say: Callable[[str], None], every: float = 15.0) -> None:
     """Makes the unfinished runs, at most ``jobs`` at once; finished ones are kept and begun ones resumed.
 
-    The first Ctrl-C lets every run finish its step and save.
+    The first Ctrl-C lets every run finish its step and save. No run outlives the study, not even a killed one.
 
     Raises:
         Failure: a run failed (its last lines are in the message), once the others have ended, or the study was
@@ -127,12 +127,12 @@ def execute(runs: Sequence[Planned], jobs: int, say: Callable[[str], None], ever
     active: dict[subprocess.Popen[bytes], Planned] = {}
     failed: list[tuple[Planned, str]] = []
     told = time.monotonic()
-    with _interruptible(active) as interrupted:
+    with _interruptible(active) as interrupted, _alive() as alive:
         while waiting or active:
             while waiting and len(active) < jobs and not interrupted():
                 run = waiting.pop(0)
                 begun = has_run(run.folder)
-                active[_start(run, begun)] = run
+                active[_start(run, begun, alive)] = run
                 say(f"{run.title}: {'resumed' if begun else 'started'} in {run.folder}")
             if interrupted():
                 waiting = []
@@ -166,7 +166,18 @@ def progress(run: Planned) -> str:
     return f"{run.title}: step {metrics['step']}/{run.settings.steps}{shown}"
 
 
-def _start(run: Planned, begun: bool) -> subprocess.Popen[bytes]:
+@contextmanager
+def _alive() -> Iterator[int]:
+    """What the runs read from: a pipe that ends when this process does, since nobody else holds its other end."""
+    read, write = os.pipe()
+    try:
+        yield read
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+def _start(run: Planned, begun: bool, alive: int) -> subprocess.Popen[bytes]:
     """The process; in a session of its own, so that a terminal's Ctrl-C reaches it through the study alone, and once."""
     run.folder.mkdir(parents=True, exist_ok=True)
     if begun:
@@ -179,8 +190,9 @@ def _start(run: Planned, begun: bool) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
     with (run.folder / "output.txt").open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "envace", *command],
+            [sys.executable, "-m", "envace.study.child", str(alive), *command],
             stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment, start_new_session=True,
+            pass_fds=[alive],
         )  # fmt: skip
 
 
