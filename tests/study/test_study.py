@@ -1,5 +1,6 @@
 """Reports from hand-made run folders with hand-worked figures; then a small study that is killed and goes on."""
 
+import gzip
 import json
 import signal
 import subprocess
@@ -13,10 +14,12 @@ import yaml
 from typer.testing import CliRunner
 
 from envace.cli import app
+from envace.cli.study import _took
 from envace.errors import UserError
 from envace.study.page import render
 from envace.study.report import spread, study_report
 from envace.study.runs import plan, seeds_of
+from envace.types import Episode, Message
 from tests.chatml import save_policy
 
 
@@ -93,6 +96,108 @@ def test_what_was_not_measured_is_none_and_never_zero(config, tmp_path):
     assert report["finished"] is False
     assert "not finished" in render(report, "title")
     assert spread([1.0, None]) == {"mean": 1.0, "std": None, "min": 1.0, "max": 1.0, "per_seed": [1.0, None]}
+
+
+def test_a_step_that_two_runs_wrote_counts_once(config, tmp_path):
+    make_runs(config, tmp_path / "out", [(0.25, 0.5)])
+    lines = [step(1) | {"tokens_sampled": 7}, step(1), step(2), step(2) | {"not_scored": 3, "reward_act": 0.75}]
+    (tmp_path / "out" / "seed-0" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    report = study_report(plan(config, [], [], [0], tmp_path / "out"))
+    assert report["runs"][0]["steps"] == 2
+    assert (report["tokens_sampled"], report["not_scored"]) == (200, 1 + 3)
+    # Two steps of 2 s and two evaluations of 3 s.
+    assert report["runs"][0]["seconds"] == 10
+
+
+WHOLE = json.dumps(evaluation(2, 0.5, 0.9))
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        (
+            "evaluations/step-000002.json",
+            WHOLE[:-30],
+            r"step-000002\.json: damaged: Invalid JSON.*; delete it, and the same",
+        ),
+        ("evaluations/step-000002.json", "", r"step-000002\.json: damaged: Invalid JSON"),
+        ("evaluations/step-000000.json", "[]", r"step-000000\.json: damaged: Input should be an object"),
+        ("evaluations/step-000002.json", WHOLE.replace('"greedy"', '"greedi"'), "damaged: greedy: Field required"),
+        (
+            "evaluations/step-000002.json",
+            WHOLE.replace('{"share": 0.5}', "0.5"),
+            "damaged: sampled.by.in_training: Input",
+        ),
+        (
+            "evaluations/step-000002.json",
+            WHOLE.replace("0.9}", "NaN}"),
+            "damaged: rehearsed.by.in_training.share: Input",
+        ),
+        (
+            "metrics.jsonl",
+            json.dumps(step(1)) + '\n{"step": 2}\n',
+            r"metrics\.jsonl, line 2: damaged: seconds: Field req",
+        ),
+        ("metrics.jsonl", "3\n", r"metrics\.jsonl, line 1: damaged: Input should be"),
+    ],
+)
+def test_a_damaged_file_of_a_run_is_named(config, tmp_path, file, text, message):
+    make_runs(config, tmp_path / "out", [(0.25, 0.5)])
+    (tmp_path / "out" / "seed-0" / file).write_text(text)
+    with pytest.raises(UserError, match=message):
+        study_report(plan(config, [], [], [0], tmp_path / "out"))
+
+
+@pytest.mark.parametrize("data", [b"no archive", gzip.compress(b"{}\n"), gzip.compress(b"[" * 999)[:-9]])
+def test_a_damaged_file_of_episodes_is_named(config, tmp_path, data):
+    make_runs(config, tmp_path / "out", [(0.25, 0.5)])
+    for number in (0, 2):
+        (tmp_path / "out" / "seed-0" / "evaluations" / f"step-{number:06d}.episodes.jsonl.gz").write_bytes(data)
+    report = study_report(plan(config, [], [], [0], tmp_path / "out"))
+    with pytest.raises(UserError, match=r"step-000000\.episodes\.jsonl\.gz: damaged: .*; delete it"):
+        render(report, "title")
+
+
+def test_the_same_task_is_shown_before_and_after(config, tmp_path):
+    make_runs(config, tmp_path / "out", [(0.25, 0.5)])
+    for number, success in ((0, False), (2, True)):
+        episode = Episode(
+            id="e", task_id="t", index=0, seed=0, responder="environment", generations=(), end="completed", reward=1.0,
+            messages=(Message(role="user", content="Cancel <it>."),), success=success,
+        )  # fmt: skip
+        file = tmp_path / "out" / "seed-0" / "evaluations" / f"step-{number:06d}.episodes.jsonl.gz"
+        file.write_bytes(gzip.compress(episode.model_dump_json().encode() + b"\n"))
+    page = render(study_report(plan(config, [], [], [0], tmp_path / "out")), "title")
+    assert "Before: not solved</b> (completed)" in page
+    assert "After: solved</b> (completed)" in page
+    assert "Cancel &lt;it&gt;." in page
+
+
+def test_dollars_in_a_variant_are_text_in_its_curves(config, tmp_path):
+    for value in ("a$x^$b", "c"):
+        make_runs(config, tmp_path / "out" / f"model={value.replace('$', '_').replace('^', '_')}", [(0.2, 0.4)])
+    render(study_report(plan(config, [], ["model=a$x^$b,c"], [0], tmp_path / "out")), "title")
+
+
+@pytest.mark.parametrize(
+    ("earlier", "expected", "said"),
+    [
+        (None, 3.0, ""),
+        ('{"wall_seconds": 4.5, "peak_memory_mb": 1e6, "more": []}', 7.5, ""),
+        ('{"wall_seconds": 4', 3.0, "report.json: damaged"),
+        ("[]", 3.0, "report.json: damaged"),
+        ('{"wall_seconds": NaN}', 3.0, "report.json: damaged"),
+        ('{"wall_seconds": "long"}', 3.0, "report.json: damaged"),
+        ("[" * 100_000, 3.0, "report.json: damaged"),
+    ],
+)
+def test_a_damaged_earlier_report_costs_its_times_alone(tmp_path, capsys, earlier, expected, said):
+    if earlier is not None:
+        (tmp_path / "report.json").write_text(earlier)
+    took = _took(tmp_path, 3.0, 1)
+    assert took["wall_seconds"] == expected
+    assert took["peak_memory_mb"] == 1e6 if expected == 7.5 else 0 < took["peak_memory_mb"] < 1e6
+    assert said in capsys.readouterr().out
 
 
 def test_variants_are_reported_apart_and_text_is_escaped(config, tmp_path):
