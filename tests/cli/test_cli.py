@@ -317,6 +317,36 @@ def test_overrides_are_yaml_and_make_the_groups_they_need(tmp_path):
     assert settings.rehearse.references is False
 
 
+@pytest.mark.parametrize(
+    "field",
+    [
+        "engine.lr",
+        "engine.weight_decay",
+        "engine.max_grad_norm",
+        "engine.betas.0",
+        "algorithm.clip_high",
+        "algorithm.act_weight",
+        "algorithm.rehearse_kl",
+        "act_sampling.temperature",
+        "rehearse_sampling.temperature",
+        "evaluation.temperature",
+        "limits.seconds",
+    ],
+)
+@pytest.mark.parametrize("value", [".inf", ".nan"])
+def test_a_number_in_settings_is_finite(tmp_path, field, value):
+    (tmp_path / "settings.yaml").write_text(GOOD)
+    override = f"engine.betas=[{value}, 0.9]" if field == "engine.betas.0" else f"{field}={value}"
+    with pytest.raises(UserError, match=f"{field}: Input should be a finite number"):
+        load_settings(TrainSettings, tmp_path / "settings.yaml", [override])
+
+
+def test_temperatures_of_an_evaluation_are_finite(envace, tmp_path):
+    for option in ("--temperature", "--rehearse-temperature"):
+        done = envace("eval", tmp_path, option, "inf")
+        assert (done.returncode, "temperature: Input should be a finite number" in done.stderr) == (2, True)
+
+
 def test_groups_can_be_merged_and_an_override_leaves_their_aliases_alone(tmp_path):
     (tmp_path / "settings.yaml").write_text(
         "model: m\nchat: {}\ntasks: {worlds: [orders]}\n"
