@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import difflib
-from collections.abc import Sequence
+import reprlib
+from collections.abc import Hashable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
@@ -18,13 +20,16 @@ from envace.episode import Limits
 from envace.errors import UserError
 from envace.roles.generate import RoleSampling
 from envace.types import Frozen
+from envace.worlds import known_worlds
+
+Worlds = Annotated[tuple[str, ...], AfterValidator(known_worlds)]
 
 
 class TaskSettings(Frozen):
     """Tasks from a file, or built from worlds."""
 
     file: Annotated[Path, AfterValidator(Path.absolute)] | None = None
-    worlds: tuple[str, ...] = ()
+    worlds: Worlds = ()
     count: int = Field(default=200, gt=0, description="tasks a world")
     seed: int = 0
     split: str = "train"
@@ -34,7 +39,7 @@ class EvaluationSettings(Frozen):
     """Evaluation in the real worlds, on tasks that are never trained on."""
 
     every: int = Field(default=0, ge=0, description="steps between evaluations; 0: only before and after")
-    worlds: tuple[str, ...] = ()
+    worlds: Worlds = ()
     count: int = Field(default=24, gt=0, description="tasks a world")
     samples: int = Field(default=1, gt=0, description="episodes a task at `temperature`; greedily always one")
     temperature: float = Field(default=1.0, ge=0)
@@ -94,15 +99,23 @@ def load_settings(kind: type[T], path: Path, overrides: Sequence[str] = ()) -> T
     A bare name that is no file is looked up among the settings that ship with EnvACE.
 
     Raises:
-        UserError: no such file, broken YAML, an override that is none, an unknown key (with the nearest name), a bad value.
+        UserError: no such file, or one that cannot be read; broken YAML, or a key twice in it; an override that is none;
+            an unknown key (with the nearest name), or a bad value.
     """
     path = _found(path)
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}" if mark else ""
-        raise UserError(f"{path}{where}: not YAML: {getattr(error, 'problem', None) or error}") from None
+        held = path.read_bytes()
+        text = held.decode("utf-16" if held.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{path}, line {line}: not YAML: neither UTF-8 nor UTF-16 text") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+    try:
+        data = _yaml(text)
+    except yaml.MarkedYAMLError as error:
+        where = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise UserError(f"{path}{where}: not YAML: {error.problem}") from None
     data = {} if data is None else data
     if not isinstance(data, dict):
         raise UserError(f"{path}: settings must be keys with values, not a {type(data).__name__}")
@@ -116,13 +129,69 @@ def dump_settings(settings: BaseModel) -> str:
     return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
+class _Loader(yaml.SafeLoader):
+    """Safe YAML whose keys are names, each given once, and that refuses every value it cannot read by its place."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        # Here and not where values are made, for there keys that were merged (<<) stand beside the group's own.
+        node = super().compose_mapping_node(anchor)
+        lines: dict[Any, int] = {}
+        for key, _ in node.value:
+            if key.tag not in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"):
+                shown = key.value if isinstance(key, yaml.ScalarNode) else "a list or a group of keys"
+                raise yaml.MarkedYAMLError(
+                    problem=f"keys are names, not {shown or 'nothing'}", problem_mark=key.start_mark
+                )
+            if key.value in lines:
+                raise yaml.MarkedYAMLError(
+                    problem=f"the key {key.value!r} was given on line {lines[key.value]} too; leave one of them out",
+                    problem_mark=key.start_mark,
+                )
+            lines[key.value] = key.start_mark.line + 1
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Hashable:
+        try:
+            made: Hashable = super().construct_object(node, deep)
+            return made
+        except (ArithmeticError, AttributeError, LookupError, ValueError):  # 2024-13-45, !!int x, !!bool x …
+            kind = node.tag.rpartition(":")[2]
+            raise yaml.MarkedYAMLError(
+                problem=f"{reprlib.repr(node.value)} is no {kind}; put quotes around it if it is text",
+                problem_mark=node.start_mark,
+            ) from None
+
+
+def _yaml(text: str) -> Any:
+    """The value in ``text``; raises ``yaml.MarkedYAMLError`` alone."""
+    try:
+        loader = _Loader(text)
+    except yaml.reader.ReaderError as error:
+        mark = yaml.Mark("", error.position, text.count("\n", 0, error.position), 0, text, error.position)
+        raise yaml.MarkedYAMLError(
+            problem=f"a character U+{ord(text[error.position]):04X}", problem_mark=mark
+        ) from None
+    try:
+        return loader.get_single_data()
+    except RecursionError:
+        raise yaml.MarkedYAMLError(problem="nested too deeply", problem_mark=loader.get_mark()) from None
+
+
 def _found(path: Path) -> Path:
-    if path.is_file():
-        return path
+    try:
+        if path.is_file():
+            return path
+        exists, folder = path.exists(), path.is_dir()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
     shipped = Path(str(resources.files("envace"))) / "configs"
     names = sorted(file.stem for file in shipped.glob("*.yaml"))
     if str(path) in names:
         return shipped / f"{path}.yaml"
+    if folder:
+        raise UserError(f"{path}: a folder; name a settings file (a run's is its settings.yaml)")
+    if exists:
+        raise UserError(f"{path}: a pipe or a device; settings are read more than once, so write them to a file")
     near = difflib.get_close_matches(str(path), names, n=1, cutoff=0.6)
     hint = f"did you mean {near[0]!r}?" if near else f"shipped ones: {', '.join(names)}"
     raise UserError(f"{path}: no such settings file; {hint}")
@@ -153,15 +222,15 @@ def _override(data: dict[str, Any], override: str) -> None:
     if not sign or not all([*parents, last]):
         raise UserError(f"override {override!r}: write it as key=value or key.key=value")
     for parent in parents:
-        if data.get(parent) is None:
-            data[parent] = {}
-        data = data[parent]
-        if not isinstance(data, dict):
+        group = {} if data.get(parent) is None else data[parent]
+        if not isinstance(group, dict):
             raise UserError(f"override {override!r}: {parent!r} is a value, not a group of keys")
+        data[parent] = dict(group)  # a copy: an alias (*name) may stand for the same group elsewhere
+        data = data[parent]
     try:
-        data[last] = yaml.safe_load(value)
-    except yaml.YAMLError:
-        raise UserError(f"override {override!r}: the value is not YAML") from None
+        data[last] = _yaml(value)
+    except yaml.MarkedYAMLError as error:
+        raise UserError(f"override {override!r}: the value is not YAML: {error.problem}") from None
 
 
 def _names(kind: type[BaseModel], path: Sequence[str]) -> list[str]:

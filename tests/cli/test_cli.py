@@ -64,11 +64,40 @@ GOOD = "model: nowhere\ntasks: {worlds: [orders], count: 2}\n"
         (GOOD, ["=3"], "override '=3': write it as key=value"),
         (GOOD, ["model.name=3"], "'model' is a value, not a group of keys"),
         (GOOD, ["steps=["], "the value is not YAML"),
+        (
+            "model: m\nseed: 2024-13-45\n",
+            [],
+            "settings.yaml, line 2: not YAML: '2024-13-45' is no timestamp; put quotes",
+        ),
+        ("seed: !!float abc\n", [], "line 1: not YAML: 'abc' is no float"),
+        ("seed: !!int x\n", [], "line 1: not YAML: 'x' is no int"),
+        ("seed: !!bool x\n", [], "line 1: not YAML: 'x' is no bool"),
+        ("seed: !!timestamp x\n", [], "line 1: not YAML: 'x' is no timestamp"),
+        ("seed: " + "1" * 5000, [], "line 1: not YAML: '111111111111...1111111111111' is no int"),
+        ("model: m\nseed: " + "[" * 5000, [], "line 2: not YAML: nested too deeply"),
+        ("model: m\nseed: \0\n", [], "line 2: not YAML: a character U+0000"),
+        ("model: m\nengine:\n  lr: 1\n  lr: 2\n", [], "line 4: not YAML: the key 'lr' was given on line 3 too"),
+        ("model: m\nnull: 3\n", [], "line 2: not YAML: keys are names, not null"),
+        ("?\n: 3\n", [], "line 1: not YAML: keys are names, not nothing"),
+        ("engine: {1: 3}\n", [], "line 1: not YAML: keys are names, not 1"),
+        ("? [a]\n: 3\n", [], "line 1: not YAML: keys are names, not a list or a group of keys"),
+        (GOOD, ["seed=2024-13-45"], "override 'seed=2024-13-45': the value is not YAML: '2024-13-45' is no timestamp"),
+        (GOOD, ["seed=!!float abc"], "override 'seed=!!float abc': the value is not YAML: 'abc' is no float"),
+        (GOOD, ["seed=" + "[" * 5000], "the value is not YAML: nested too deeply"),
+        (GOOD, ["engine={lr: 1, lr: 2}"], "the key 'lr' was given on line 1 too"),
+        (GOOD, ["engine={1: 3}"], "the value is not YAML: keys are names, not 1"),
         (GOOD, ["refill_rounds=1"], "set algorithm.drop_no_variance too"),
         (GOOD, ["trackers=[excel]"], "trackers.0: "),
         (GOOD, ["steps"], "override 'steps': write it as key=value"),
         (GOOD, ["responder=oracle"], "responder: "),
-        (GOOD, ["tasks.worlds=[moon]"], "no built-in world 'moon'"),
+        (
+            GOOD,
+            ["tasks.worlds=[moon]"],
+            "override 'tasks.worlds=[moon]': tasks.worlds: no built-in world 'moon'; there are orders, bank, calendar, ",
+        ),
+        (GOOD, ["tasks.worlds=[bank, bank]"], "tasks.worlds: world 'bank' is named twice"),
+        (GOOD, ["evaluation.worlds=[moon]"], "evaluation.worlds: no built-in world 'moon'; there are orders, "),
+        (GOOD, ["evaluation.worlds=[bank, desk, bank]"], "evaluation.worlds: world 'bank' is named twice"),
         (GOOD, ["tasks.worlds=[hotel]"], "held out"),
         (GOOD, ["tasks.file=missing.jsonl"], "missing.jsonl: no such file of tasks"),
     ],
@@ -166,6 +195,52 @@ def test_worlds_can_be_tried_by_hand(envace):
     assert (bad.returncode, "arguments are not JSON" in bad.stderr) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        ('find_customer {"name": NaN}', "NaN is not JSON"),
+        ('find_customer {"name": -Infinity}', "-Infinity is not JSON"),
+        ('find_customer {"name": 1e400}', "a number out of range"),
+        ('find_customer {"name": ' + "[" * 100_000, "nested more than 100 deep"),
+        ('find_customer {"name": ' + "[" * 200 + "]" * 200 + "}", "nested more than 100 deep"),
+        ("find_customer [1]", "the arguments must be a JSON object"),
+    ],
+)
+def test_arguments_that_no_service_could_be_sent_are_one_message(envace, call, reason):
+    done = envace("worlds", "try", "orders", "--call", call)
+    assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, "")
+    assert reason in done.stderr
+
+
+def test_a_world_answers_odd_calls_as_a_service_does(envace):
+    calls = (
+        r'find_customer {"name": "\ud800"}',
+        'find_customer {"name": "\udcff"}',  # what Python makes of a byte that is no UTF-8
+        "find\udcff {}",
+        "",
+        "get_order\t{}",
+        'get_order {"order_id": 1' + "0" * 30 + "}",
+    )
+    done = envace("worlds", "try", "orders", *(part for call in calls for part in ("--call", call)))
+    first, second, third, fourth, fifth, sixth = (json.loads(line)["error"] for line in done.stdout.splitlines())
+    assert first == second == {"code": "NOT_FOUND", "message": "no customer \ufffd"}
+    assert (third["code"], fourth["code"]) == ("TOOL_NOT_AVAILABLE", "TOOL_NOT_AVAILABLE")
+    assert fifth == {"code": "INVALID_PARAMETERS", "message": "'order_id' is a required property"}
+    assert sixth["code"] == "INVALID_PARAMETERS"
+    huge = envace("worlds", "try", "bank", "--call", 'deposit {"account_id": "A1", "amount": 1' + "0" * 30 + "}")
+    assert json.loads(huge.stdout)["error"]["code"] == "INVALID_PARAMETERS"
+    moon = envace("worlds", "try", "moon", "--call", "find_customer {}")
+    assert (
+        moon.returncode,
+        moon.stderr.count("\n"),
+        "no built-in world 'moon'; there are orders, " in moon.stderr,
+    ) == (
+        2,
+        1,
+        True,
+    )
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_one_message(envace):
     done = envace("tasks", "build", "/dev/full", "--count", 1)
@@ -242,6 +317,74 @@ def test_overrides_are_yaml_and_make_the_groups_they_need(tmp_path):
     assert settings.rehearse.references is False
 
 
+@pytest.mark.parametrize(
+    "field",
+    [
+        "engine.lr",
+        "engine.weight_decay",
+        "engine.max_grad_norm",
+        "engine.betas.0",
+        "algorithm.clip_high",
+        "algorithm.act_weight",
+        "algorithm.rehearse_kl",
+        "act_sampling.temperature",
+        "rehearse_sampling.temperature",
+        "evaluation.temperature",
+        "limits.seconds",
+    ],
+)
+@pytest.mark.parametrize("value", [".inf", ".nan"])
+def test_a_number_in_settings_is_finite(tmp_path, field, value):
+    (tmp_path / "settings.yaml").write_text(GOOD)
+    override = f"engine.betas=[{value}, 0.9]" if field == "engine.betas.0" else f"{field}={value}"
+    with pytest.raises(UserError, match=f"{field}: Input should be a finite number"):
+        load_settings(TrainSettings, tmp_path / "settings.yaml", [override])
+
+
+def test_temperatures_of_an_evaluation_are_finite(envace, tmp_path):
+    for option in ("--temperature", "--rehearse-temperature"):
+        done = envace("eval", tmp_path, option, "inf")
+        assert (done.returncode, "temperature: Input should be a finite number" in done.stderr) == (2, True)
+
+
+def test_groups_can_be_merged_and_an_override_leaves_their_aliases_alone(tmp_path):
+    (tmp_path / "settings.yaml").write_text(
+        "model: m\nchat: {}\ntasks: {worlds: [orders]}\n"
+        "act_sampling: &act\n  <<: &all {top_k: 5, max_tokens: 64}\n  max_tokens: 32\nrehearse_sampling: *act\n"
+        "limits: {}\n"
+    )
+    settings = load_settings(TrainSettings, tmp_path / "settings.yaml", ["act_sampling.top_k=7"])
+    assert (settings.act_sampling.top_k, settings.act_sampling.max_tokens) == (7, 32)
+    assert (settings.rehearse_sampling.top_k, settings.rehearse_sampling.max_tokens) == (5, 32)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_byte_order_mark_is_no_part_of_the_settings(tmp_path, encoding):
+    (tmp_path / "settings.yaml").write_text("model: é\ntasks: {worlds: [orders]}\n", encoding=encoding)
+    assert load_settings(TrainSettings, tmp_path / "settings.yaml").model == "é"
+
+
+def test_a_path_that_is_no_file_of_settings_is_named_for_what_it_is(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="a folder; name a settings file"):
+        load_settings(TrainSettings, tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/null")):
+        with pytest.raises(UserError, match=f"{path}: a pipe or a device"):
+            load_settings(TrainSettings, path)
+    with pytest.raises(UserError, match="cannot be read: File name too long"):
+        load_settings(TrainSettings, tmp_path / ("x" * 300))
+    (tmp_path / "latin.yaml").write_bytes("model: m\nseed: é\n".encode("latin-1"))
+    with pytest.raises(UserError, match=r"latin\.yaml, line 2: not YAML: neither UTF-8 nor UTF-16 text"):
+        load_settings(TrainSettings, tmp_path / "latin.yaml")
+
+    def refuse(self):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(UserError, match=r"latin\.yaml: cannot be read: Permission denied"):
+        load_settings(TrainSettings, tmp_path / "latin.yaml")
+
+
 def test_an_older_task_file_outlives_a_fault(envace, tmp_path):
     file = tmp_path / "tasks.jsonl"
     file.write_text("precious\n")
@@ -266,10 +409,11 @@ def test_ctrl_c_leaves_with_130(envace, monkeypatch, tmp_path):
 
 def test_worlds_can_be_tried_on_standard_input(envace, monkeypatch):
     monkeypatch.setattr(
-        "sys.stdin", io.TextIOWrapper(io.BytesIO(b'find_customer {"name": "Nobody"}\nbad {\n\nnever {}\n'))
+        "sys.stdin", io.TextIOWrapper(io.BytesIO(b'find_customer {"name": "Nobody"}\n\xff {}\nbad {\n\nnever {}\n'))
     )
     lines = envace("worlds", "try", "orders").stdout.splitlines()
     assert '{"error": {"code": "NOT_FOUND", "message": "no customer Nobody"}}' in lines
+    assert "no tool '\ufffd'" in lines[-2]
     assert "arguments are not JSON" in lines[-1]
 
 
@@ -290,7 +434,14 @@ def test_a_policy_and_a_run_are_evaluated(envace, tmp_path):
     assert result["rehearsed"]["by"]["held_out"]["count"] == 4
     missing = envace("eval", tmp_path / "nothing", *asked)
     assert (missing.returncode, "no such folder" in missing.stderr) == (2, True)
-    assert "no built-in world 'moon'" in envace("eval", tmp_path / "model", "--worlds", "moon").stderr
+    for worlds, message in (
+        ("moon", "--worlds: no built-in world 'moon'; there are orders, bank, "),
+        ("orders, moon", "--worlds: no built-in world 'moon'"),
+        ("orders,", "--worlds: no built-in world ''"),
+        ("orders, bank ,orders", "--worlds: world 'orders' is named twice"),
+    ):
+        refused = envace("eval", tmp_path / "model", "--worlds", worlds)
+        assert (refused.returncode, message in refused.stderr) == (2, True)
 
     (tmp_path / "settings.yaml").write_text(
         f"model: {tmp_path / 'model'}\ntasks: {{worlds: [orders], count: 2}}\nrehearse: {{prompt: brief}}\n"

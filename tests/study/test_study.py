@@ -1,11 +1,12 @@
 """Reports from hand-made run folders with hand-worked figures; then a small study that is killed and goes on."""
 
+import gzip
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,12 @@ import yaml
 from typer.testing import CliRunner
 
 from envace.cli import app
+from envace.cli.study import _took
 from envace.errors import UserError
 from envace.study.page import render
 from envace.study.report import spread, study_report
 from envace.study.runs import plan, seeds_of
+from envace.types import Episode, Message
 from tests.chatml import save_policy
 
 
@@ -95,6 +98,108 @@ def test_what_was_not_measured_is_none_and_never_zero(config, tmp_path):
     assert spread([1.0, None]) == {"mean": 1.0, "std": None, "min": 1.0, "max": 1.0, "per_seed": [1.0, None]}
 
 
+def test_a_step_that_two_runs_wrote_counts_once(config, tmp_path):
+    make_runs(config, tmp_path / "out", [(0.25, 0.5)])
+    lines = [step(1) | {"tokens_sampled": 7}, step(1), step(2), step(2) | {"not_scored": 3, "reward_act": 0.75}]
+    (tmp_path / "out" / "seed-0" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    report = study_report(plan(config, [], [], [0], tmp_path / "out"))
+    assert report["runs"][0]["steps"] == 2
+    assert (report["tokens_sampled"], report["not_scored"]) == (200, 1 + 3)
+    # Two steps of 2 s and two evaluations of 3 s.
+    assert report["runs"][0]["seconds"] == 10
+
+
+WHOLE = json.dumps(evaluation(2, 0.5, 0.9))
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        (
+            "evaluations/step-000002.json",
+            WHOLE[:-30],
+            r"step-000002\.json: damaged: Invalid JSON.*; delete it, and the same",
+        ),
+        ("evaluations/step-000002.json", "", r"step-000002\.json: damaged: Invalid JSON"),
+        ("evaluations/step-000000.json", "[]", r"step-000000\.json: damaged: Input should be an object"),
+        ("evaluations/step-000002.json", WHOLE.replace('"greedy"', '"greedi"'), "damaged: greedy: Field required"),
+        (
+            "evaluations/step-000002.json",
+            WHOLE.replace('{"share": 0.5}', "0.5"),
+            "damaged: sampled.by.in_training: Input",
+        ),
+        (
+            "evaluations/step-000002.json",
+            WHOLE.replace("0.9}", "NaN}"),
+            "damaged: rehearsed.by.in_training.share: Input",
+        ),
+        (
+            "metrics.jsonl",
+            json.dumps(step(1)) + '\n{"step": 2}\n',
+            r"metrics\.jsonl, line 2: damaged: seconds: Field req",
+        ),
+        ("metrics.jsonl", "3\n", r"metrics\.jsonl, line 1: damaged: Input should be"),
+    ],
+)
+def test_a_damaged_file_of_a_run_is_named(config, tmp_path, file, text, message):
+    make_runs(config, tmp_path / "out", [(0.25, 0.5)])
+    (tmp_path / "out" / "seed-0" / file).write_text(text)
+    with pytest.raises(UserError, match=message):
+        study_report(plan(config, [], [], [0], tmp_path / "out"))
+
+
+@pytest.mark.parametrize("data", [b"no archive", gzip.compress(b"{}\n"), gzip.compress(b"[" * 999)[:-9]])
+def test_a_damaged_file_of_episodes_is_named(config, tmp_path, data):
+    make_runs(config, tmp_path / "out", [(0.25, 0.5)])
+    for number in (0, 2):
+        (tmp_path / "out" / "seed-0" / "evaluations" / f"step-{number:06d}.episodes.jsonl.gz").write_bytes(data)
+    report = study_report(plan(config, [], [], [0], tmp_path / "out"))
+    with pytest.raises(UserError, match=r"step-000000\.episodes\.jsonl\.gz: damaged: .*; delete it"):
+        render(report, "title")
+
+
+def test_the_same_task_is_shown_before_and_after(config, tmp_path):
+    make_runs(config, tmp_path / "out", [(0.25, 0.5)])
+    for number, success in ((0, False), (2, True)):
+        episode = Episode(
+            id="e", task_id="t", index=0, seed=0, responder="environment", generations=(), end="completed", reward=1.0,
+            messages=(Message(role="user", content="Cancel <it>."),), success=success,
+        )  # fmt: skip
+        file = tmp_path / "out" / "seed-0" / "evaluations" / f"step-{number:06d}.episodes.jsonl.gz"
+        file.write_bytes(gzip.compress(episode.model_dump_json().encode() + b"\n"))
+    page = render(study_report(plan(config, [], [], [0], tmp_path / "out")), "title")
+    assert "Before: not solved</b> (completed)" in page
+    assert "After: solved</b> (completed)" in page
+    assert "Cancel &lt;it&gt;." in page
+
+
+def test_dollars_in_a_variant_are_text_in_its_curves(config, tmp_path):
+    for value in ("a$x^$b", "c"):
+        make_runs(config, tmp_path / "out" / f"model={value.replace('$', '_').replace('^', '_')}", [(0.2, 0.4)])
+    render(study_report(plan(config, [], ["model=a$x^$b,c"], [0], tmp_path / "out")), "title")
+
+
+@pytest.mark.parametrize(
+    ("earlier", "expected", "said"),
+    [
+        (None, 3.0, ""),
+        ('{"wall_seconds": 4.5, "peak_memory_mb": 1e6, "more": []}', 7.5, ""),
+        ('{"wall_seconds": 4', 3.0, "report.json: damaged"),
+        ("[]", 3.0, "report.json: damaged"),
+        ('{"wall_seconds": NaN}', 3.0, "report.json: damaged"),
+        ('{"wall_seconds": "long"}', 3.0, "report.json: damaged"),
+        ("[" * 100_000, 3.0, "report.json: damaged"),
+    ],
+)
+def test_a_damaged_earlier_report_costs_its_times_alone(tmp_path, capsys, earlier, expected, said):
+    if earlier is not None:
+        (tmp_path / "report.json").write_text(earlier)
+    took = _took(tmp_path, 3.0, 1)
+    assert took["wall_seconds"] == expected
+    assert took["peak_memory_mb"] == 1e6 if expected == 7.5 else 0 < took["peak_memory_mb"] < 1e6
+    assert said in capsys.readouterr().out
+
+
 def test_variants_are_reported_apart_and_text_is_escaped(config, tmp_path):
     for value in ("rehearsal", "replay"):
         make_runs(config, tmp_path / "out" / f"responder={value}", [(0.2, 0.4)])
@@ -119,6 +224,50 @@ def test_wrong_arguments_are_named(config, tmp_path):
         plan(config, [], ["respondr=replay"], [0], tmp_path)
 
 
+def test_a_varied_value_may_hold_commas_and_its_folder_has_a_plain_name(config, tmp_path):
+    vary = ["engine.betas=[0.9,0.98],[0.9,0.95]", "engine.lora={r: 4, target_modules: [a, b]},null"]
+    runs = plan(config, [], [*vary, "model='a,b',c/d"], [0], tmp_path / "out")
+    assert len(runs) == 8
+    assert runs[0].settings.engine.betas == (0.9, 0.98)
+    assert runs[-1].settings.engine.betas == (0.9, 0.95)
+    assert runs[0].settings.engine.lora.target_modules == ("a", "b")
+    assert [run.settings.model for run in runs[:2]] == ["a,b", "c/d"]
+    lora = "engine.lora=_r__4,_target_modules___a,_b__"
+    assert runs[0].folder == tmp_path / "out" / "engine.betas=_0.9,0.98_" / lora / "model=_a,b_" / "seed-0"
+    assert runs[-1].variant == ("engine.betas=[0.9,0.95]", "engine.lora=null", "model=c/d")
+    assert runs[-1].folder == tmp_path / "out" / "engine.betas=_0.9,0.95_" / "engine.lora=null" / "model=c_d" / "seed-0"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "vary", "message"),
+    [
+        ([], ["steps=1,1"], "--vary: steps=1 and steps=1 have the same settings; leave one out"),
+        ([], ["steps=1,01"], "--vary: steps=1 and steps=01 have the same settings"),
+        ([], ["engine.lr=1e-4,2e-4,0.0001"], "--vary: engine.lr=1e-4 and engine.lr=0.0001 have the same settings"),
+        ([], ["steps=1,2", "steps=3"], "--vary 'steps=3': steps is varied twice; name all its values in one --vary"),
+        (
+            [],
+            ["engine.lr=1,2", "engine={lr: 3}"],
+            "--vary: engine.lr=1 engine={lr: 3} and engine.lr=2 engine={lr: 3} have",
+        ),
+        ([], ["model=a/b,a_b"], "--vary: model=a/b and model=a_b have the same folder, "),
+        ([], ["seed=1,2"], "seed: a study's seeds are given by --seeds"),
+        (["seed=1"], [], "seed: a study's seeds are given by --seeds"),
+        ([], ["steps=1,"], "--vary 'steps=1,': write it as key=value,value; a value with a comma in it stands in"),
+        ([], ["steps=1,,2"], "--vary 'steps=1,,2': write it as"),
+        ([], ["steps="], "--vary 'steps=': write it as"),
+        ([], ["=1,2"], "--vary '=1,2': write it as"),
+        ([], ["engine.betas=[0.9,0.98"], "--vary 'engine.betas=[0.9,0.98': write it as"),
+        ([], ["steps=1],[2"], "--vary 'steps=1],[2': write it as"),
+        ([], ["steps=" + "[" * 5000], "write it as"),
+    ],
+)
+def test_a_variant_that_is_none_or_there_twice_is_refused(config, tmp_path, overrides, vary, message):
+    with pytest.raises(UserError) as refused:
+        plan(config, overrides, vary, [0, 1], tmp_path / "out")
+    assert message in str(refused.value)
+
+
 @pytest.fixture
 def trainable(tmp_path) -> Path:
     save_policy(tmp_path / "model")
@@ -131,31 +280,15 @@ def trainable(tmp_path) -> Path:
     return tmp_path / "small.yaml"
 
 
-def test_a_killed_study_goes_on_and_keeps_what_is_finished(trainable, tmp_path):
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+def test_a_killed_study_leaves_no_run_behind_and_goes_on_keeping_what_is_finished(trainable, tmp_path):
     out = tmp_path / "out"
     command = [
-        sys.executable,
-        "-m",
-        "envace",
-        "study",
-        str(trainable),
-        "--seeds",
-        "0,1",
-        "--jobs",
-        "1",
-        "--out",
-        str(out),
-    ]
-    study = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+        sys.executable, "-m", "envace", "study", str(trainable), "--seeds", "0,1", "--jobs", "1", "--out", str(out),
+    ]  # fmt: skip
     metrics = out / "seed-0" / "metrics.jsonl"
-    deadline = time.monotonic() + 120
-    while not (metrics.is_file() and metrics.read_bytes().count(b"\n") >= 2):
-        assert study.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    for process in [study.pid, *children(study.pid)]:
-        os.kill(process, signal.SIGKILL)
-    study.wait()
+    kill_once(command, lambda: True)  # its run is a Python that has not imported anything yet
+    kill_once(command, lambda: metrics.is_file() and metrics.read_bytes().count(b"\n") >= 2)
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "seed 0: resumed" in done.stdout
@@ -170,16 +303,36 @@ def test_a_killed_study_goes_on_and_keeps_what_is_finished(trainable, tmp_path):
     assert "holds a run with other settings" in changed.stderr
 
 
+def kill_once(command: list[str], true: Callable[[], bool]) -> None:
+    """Starts a study, kills it when it has a run and ``true`` is, and sees the run end."""
+    study = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+    until(lambda: study.poll() is not None or (bool(children(study.pid)) and true()))
+    runs = children(study.pid)
+    study.kill()
+    assert study.wait() == -signal.SIGKILL
+    assert runs
+    until(lambda: all(parent_of(run) is None for run in runs))
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def children(parent: int) -> list[int]:
-    found = []
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = status.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[1]) == parent:
-            found.append(int(status.parent.name))
-    return found
+    processes = [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
+    return [process for process in processes if parent_of(process) == parent]
+
+
+def parent_of(process: int) -> int | None:
+    """``None``: it has ended, be it that nobody has asked for its exit code yet."""
+    try:
+        state, parent = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[:2]
+    except OSError:
+        return None
+    return None if state in "ZX" else int(parent)
 
 
 def test_a_failed_run_is_named_with_its_last_lines(config, tmp_path):

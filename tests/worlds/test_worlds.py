@@ -7,7 +7,7 @@ import pytest
 from envace.errors import UserError
 from envace.rewards.state import final_state
 from envace.types import Message, Task, ToolCall
-from envace.worlds import HELD_OUT, REGISTRY
+from envace.worlds import HELD_OUT, REGISTRY, worlds_of
 from envace.worlds.demonstrator import demonstrate, probe_calls
 from envace.worlds.environment import WorldEnvironment
 from envace.worlds.tasks import FAMILIES, build_tasks
@@ -270,3 +270,15 @@ def test_the_held_out_world_is_one_of_the_worlds():
     assert set(HELD_OUT) < set(REGISTRY)
     with pytest.raises(UserError, match="no built-in world 'moon'"):
         next(build_tasks("moon", 1, 0, "test"))
+
+
+def test_worlds_are_named_once_each_with_spaces_allowed():
+    assert worlds_of(" orders, bank ,desk") == ("orders", "bank", "desk")
+    for text, message in (
+        ("moon", "no built-in world 'moon'; there are orders, bank, calendar, library, desk, hotel"),
+        ("orders,,bank", "no built-in world ''"),
+        ("", "no built-in world ''"),
+        ("bank,orders, bank", "world 'bank' is named twice"),
+    ):
+        with pytest.raises(UserError, match=f"^--worlds: {message}"):
+            worlds_of(text)

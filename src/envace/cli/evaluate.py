@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from envace.errors import UserError
-
 if TYPE_CHECKING:
     from envace.evaluation.evaluate import Share
+    from envace.roles.generate import RoleSampling
 
 
 def evaluate(
@@ -49,7 +48,7 @@ def evaluate(
     from envace.roles.generate import RoleSampling
     from envace.roles.rehearse import RehearsePrompt
     from envace.training.checkpoint import SETTINGS, newest_checkpoint
-    from envace.worlds import REGISTRY
+    from envace.worlds import REGISTRY, worlds_of
     from envace.worlds.tasks import build_tasks
 
     act = rehearse = RoleSampling(max_tokens=1024)
@@ -65,15 +64,10 @@ def evaluate(
         # Checkpoints hold whole models, adapters merged.
         engine = run.engine.model_copy(update={"lora": None, "device": device})
         model = str(newest_checkpoint(Path(model)))
-    chosen = [name.strip() for name in worlds.split(",")] if worlds is not None else list(REGISTRY)
-    if unknown := [name for name in chosen if name not in REGISTRY]:
-        raise UserError(f"--worlds: no built-in world {unknown[0]!r}; there are {', '.join(REGISTRY)}")
-    length = {} if max_tokens is None else {"max_tokens": max_tokens}
+    chosen = tuple(REGISTRY) if worlds is None else worlds_of(worlds)
     plan = EvaluationPlan(
-        act=act.model_copy(update=length | ({} if temperature is None else {"temperature": temperature})),
-        rehearse=rehearse.model_copy(
-            update=length | ({} if rehearse_temperature is None else {"temperature": rehearse_temperature})
-        ),
+        act=_changed(act, temperature, max_tokens),
+        rehearse=_changed(rehearse, rehearse_temperature, max_tokens),
         prompt=RehearsePrompt(prompt or asked.prompt, references=asked.references),
         limits=limits,
         samples=samples,
@@ -96,6 +90,13 @@ def evaluate(
         typer.echo(_headline(f"rehearsed = real, {title}", two.fidelity, two.interval, counts))
         typer.echo(_parts(two.by))
     typer.echo(f"external calls: {result.external_calls}")
+
+
+def _changed(sampling: RoleSampling, temperature: float | None, max_tokens: int | None) -> RoleSampling:
+    """What the options ask for, checked anew: infinity passes their own bounds."""
+    given = {"temperature": temperature, "max_tokens": max_tokens}
+    asked = {name: value for name, value in given.items() if value is not None}
+    return type(sampling).model_validate(sampling.model_dump() | asked)
 
 
 def _headline(title: str, value: float, interval: tuple[float, float], counts: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import BaseModel, Field, ValidationError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +23,10 @@ def study(
     ] = None,
     seeds: Annotated[str, typer.Option(help="Each run's seed.")] = "0,1,2",
     vary: Annotated[
-        list[str] | None, typer.Option(help="key=value,value: a variant for each value; several give all combinations.")
+        list[str] | None,
+        typer.Option(
+            help="key=value,value: a variant for each value ([0.9,0.98] is one); several give all combinations."
+        ),
     ] = None,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Runs at once. [as many as cores, and at least 3 single-threaded ones]")
@@ -63,20 +67,31 @@ def study(
         raise failure
 
 
+class _Took(BaseModel):
+    """What a study took so far, as its report has it."""
+
+    wall_seconds: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    peak_memory_mb: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+
+
 def _took(folder: Path, seconds: float, at_once: int) -> dict[str, Any]:
     """Wall-clock seconds over every start of this study, and a bound on its memory: its own, and so many times its largest
     run's."""
     import resource
 
     held = folder / "report.json"
-    earlier = json.loads(held.read_text(encoding="utf-8")) if held.is_file() else {}
+    earlier = _Took()
+    if held.is_file():
+        try:
+            earlier = _Took.model_validate_json(held.read_bytes())
+        except ValidationError:
+            typer.echo(f"{held}: damaged, so wall_seconds and peak_memory_mb are counted from this start on")
     own, largest = (
         resource.getrusage(who).ru_maxrss / 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     )
-    peak = own + at_once * largest
     return {
-        "wall_seconds": earlier.get("wall_seconds", 0.0) + seconds,
-        "peak_memory_mb": max(peak, earlier.get("peak_memory_mb", 0.0)),
+        "wall_seconds": earlier.wall_seconds + seconds,
+        "peak_memory_mb": max(own + at_once * largest, earlier.peak_memory_mb),
     }
 
 

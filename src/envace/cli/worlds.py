@@ -30,8 +30,8 @@ def try_world(
     ] = None,
 ) -> None:
     """Calls a world's tools by hand: with --call, or one call a line on standard input (an empty line ends)."""
-    import json
-
+    from envace.chat.parse import read_json
+    from envace.chat.text import clean
     from envace.chat.tools import canonical_json, signature
     from envace.errors import UserError
     from envace.types import ToolCall
@@ -43,9 +43,10 @@ def try_world(
     world = REGISTRY[name](task.world.state)
 
     def answer(text: str) -> str:
-        tool, _, arguments = text.strip().partition(" ")
+        # As a policy's call is read: what no service could be sent is refused or replaced here.
+        tool, *rest = clean(text).split(maxsplit=1) or [""]
         try:
-            given = json.loads(arguments or "{}")
+            given = read_json(rest[0]) if rest else {}
         except ValueError as error:
             raise UserError(
                 f'{text!r}: the arguments are not JSON ({error}); write: tool {{"name": "value"}}'
@@ -60,7 +61,7 @@ def try_world(
         return
     typer.echo("\n".join(signature(tool) for tool in world.tools))
     typer.echo(canonical_json(task.world.state))
-    for line in typer.get_text_stream("stdin"):
+    for line in typer.get_text_stream("stdin", errors="replace"):
         if not line.strip():
             break
         try:

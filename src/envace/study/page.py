@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
+import zlib
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import jinja2
+from pydantic import ValidationError
 
-from envace.study.report import blocks_of
-from envace.training.checkpoint import RunFolder
+from envace.data.tasks import describe
+from envace.errors import UserError
+from envace.study.report import blocks_of, read_steps
+from envace.types import Episode
 
 CURVES = (
     ("reward_act", "Reward of acting"),
@@ -39,7 +42,11 @@ COLORS = ("#2b6cb0", "#c05621", "#2f855a", "#805ad5")
 
 
 def render(report: dict[str, Any], title: str) -> str:
-    """The page of a report."""
+    """The page of a report.
+
+    Raises:
+        UserError: a run's file is damaged.
+    """
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     source = (resources.files("envace.study") / "page.html.jinja").read_text(encoding="utf-8")
     blocks = blocks_of(report)
@@ -61,6 +68,7 @@ def _curves(blocks: Sequence[dict[str, Any]]) -> str:
 
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = "envace"  # the same report gives the same bytes
+    matplotlib.rcParams["text.parse_math"] = False  # a variant's $ is a dollar
     from matplotlib import pyplot
 
     colored = [
@@ -93,7 +101,7 @@ def _curves(blocks: Sequence[dict[str, Any]]) -> str:
 
 def _curves_of(run: dict[str, Any]) -> dict[str, dict[int, float]]:
     """Every curve's points of one run, by step; what was not measured is left out."""
-    steps = RunFolder(Path(run["folder"])).read_metrics()
+    steps = read_steps(Path(run["folder"]))
     sources = {key: run["evaluations"] for key, _ in MEASURES} | {key: steps for key, _ in CURVES}
     return {key: {one["step"]: one[key] for one in found if one[key] is not None} for key, found in sources.items()}
 
@@ -110,18 +118,24 @@ def _kinds(block: dict[str, Any]) -> list[tuple[str, float | None, float | None]
     return [(name, mean("by_before", name), mean("by_after", name)) for name in names]
 
 
-def episode_pairs(run: Path) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+def episode_pairs(run: Path) -> list[tuple[Episode, Episode]]:
     """The same task in the real world before and after training, from the episodes that evaluations keep.
 
     The first task of each family, so that nobody chose them.
+
+    Raises:
+        UserError: a file of episodes is damaged.
     """
     files = sorted((run / "evaluations").glob("step-*.episodes.jsonl.gz"))
     if len(files) < 2:
         return []
-    first, last = ({one["task_id"]: one for one in _episodes(file)} for file in (files[0], files[-1]))
+    first, last = ({one.task_id: one for one in _episodes(file)} for file in (files[0], files[-1]))
     return [(first[name], last[name]) for name in first if name in last]
 
 
-def _episodes(file: Path) -> list[dict[str, Any]]:
-    with gzip.open(file, "rt", encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
+def _episodes(file: Path) -> list[Episode]:
+    try:
+        return [Episode.model_validate_json(line) for line in gzip.decompress(file.read_bytes()).splitlines()]
+    except (OSError, EOFError, zlib.error, ValidationError) as error:
+        reason = describe(error) if isinstance(error, ValidationError) else error
+        raise UserError(f"{file}: damaged: {reason}; delete it, no figure comes from it") from None

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from pydantic import BaseModel, Field, FiniteFloat, ValidationError
+
+from envace.data.tasks import describe
+from envace.errors import UserError
 from envace.study.runs import Planned
 from envace.training.checkpoint import RunFolder
 
@@ -20,6 +25,76 @@ TOTALS = (
     "tokens_trained",
     "tokens_computed",
 )
+
+
+class _Share(BaseModel):
+    share: float = Field(ge=0, le=1)
+
+
+class _Measure(BaseModel):
+    by: dict[str, _Share]
+
+
+class _Evaluation(BaseModel):
+    """What is read of an evaluation's file."""
+
+    step: int
+    seconds: FiniteFloat
+    external_calls: int
+    sampled: _Measure
+    greedy: _Measure
+    rehearsed: _Measure
+    rehearsed_greedy: _Measure
+
+
+class _Step(BaseModel):
+    """What is read of a step's metrics, here and for the curves."""
+
+    step: int
+    seconds: FiniteFloat
+    external_calls: int
+    not_scored: int
+    tokens_sampled: int
+    tokens_trained: int
+    tokens_computed: int
+    reward_act: FiniteFloat | None
+    reward_rehearse: FiniteFloat | None
+    response_validity: FiniteFloat | None
+    tokens_per_second: FiniteFloat | None
+
+
+def read_steps(folder: Path) -> list[dict[str, Any]]:
+    """A run's metrics, a step once: where two runs wrote into one folder, by its last line.
+
+    Raises:
+        UserError: a line that is not a step's.
+    """
+    run = RunFolder(folder)
+    found: dict[int, dict[str, Any]] = {}
+    for number, line in enumerate(run.read_metrics(), 1):
+        try:
+            found[_Step.model_validate(line).step] = line
+        except ValidationError as error:
+            raise UserError(f"{run.metrics}, line {number}: damaged: {describe(error)}; mend or remove it") from None
+    return list(found.values())
+
+
+def read_evaluation(file: Path) -> dict[str, Any]:
+    """An evaluation's measures.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    held = file.read_bytes()
+    try:
+        _Evaluation.model_validate_json(held)
+    except ValidationError as error:
+        raise UserError(
+            f"{file}: damaged: {describe(error)}; delete it, and the same command measures anew what was the run's last "
+            "evaluation (an earlier one is left out)"
+        ) from None
+    read: dict[str, Any] = json.loads(held)
+    return read
 
 
 def spread(values: Sequence[float | None]) -> dict[str, Any]:
@@ -59,10 +134,13 @@ def measured(evaluation: dict[str, Any] | None) -> dict[str, float | None]:
 
 
 def run_report(run: Planned) -> dict[str, Any]:
-    """One run, from its folder."""
-    steps = RunFolder(run.folder).read_metrics()
-    evaluations = sorted((run.folder / "evaluations").glob("step-*.json"))
-    every = [json.loads(file.read_text(encoding="utf-8")) for file in evaluations]
+    """One run, from its folder.
+
+    Raises:
+        UserError: one of its files is damaged.
+    """
+    steps = read_steps(run.folder)
+    every = [read_evaluation(file) for file in sorted((run.folder / "evaluations").glob("step-*.json"))]
     by_step = {found["step"]: found for found in every}
     before, after = by_step.get(0), by_step.get(run.settings.steps)
     return {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from envace.config import TrainSettings, dump_settings, load_settings
 from envace.errors import UserError
@@ -46,25 +49,34 @@ def plan(config: Path, overrides: Sequence[str], vary: Sequence[str], seeds: Seq
     """The runs of a study.
 
     Args:
-        vary: ``key=value,value…`` each; several give every combination.
+        vary: ``key=value,value…`` each; several give every combination. Commas in brackets, braces and quotes are part of
+            a value.
 
     Raises:
-        UserError: settings that are wrong in any variant, no seed or one twice, or a folder that holds a run with other
-            settings.
+        UserError: settings that are wrong in any variant, a variant twice, no seed or one twice, or a folder that holds a
+            run with other settings.
     """
     if not seeds or len(set(seeds)) < len(seeds):
         raise UserError("--seeds: give different whole numbers, such as 0,1,2")
-    axes = []
+    axes: dict[str, list[str]] = {}
     for axis in vary:
-        key, sign, values = axis.partition("=")
-        if not sign or not key or not all(values.split(",")):
-            raise UserError(f"--vary {axis!r}: write it as key=value,value")
-        axes.append([f"{key}={value}" for value in values.split(",")])
-    runs = []
-    for variant in itertools.product(*axes):
+        key, values = _axis(axis)
+        if key in axes:
+            raise UserError(f"--vary {axis!r}: {key} is varied twice; name all its values in one --vary")
+        axes[key] = [f"{key}={value}" for value in values]
+    if "seed" in axes or any(one.partition("=")[0] == "seed" for one in overrides):
+        raise UserError("seed: a study's seeds are given by --seeds")
+    runs: list[Planned] = []
+    for variant in itertools.product(*axes.values()):
         for seed in seeds:
             settings = load_settings(TrainSettings, config, [*overrides, *variant, f"seed={seed}"])
-            folder = out.joinpath(*(part.replace("/", "_") for part in variant), f"seed-{seed}")
+            folder = out.joinpath(*map(_folder_name, variant), f"seed-{seed}")
+            for other in runs:
+                if other.settings == settings or other.folder == folder:
+                    what = "settings" if other.settings == settings else f"folder, {folder}"
+                    raise UserError(
+                        f"--vary: {' '.join(other.variant)} and {' '.join(variant)} have the same {what}; leave one out"
+                    )
             runs.append(Planned(variant, seed, folder, settings))
     for run in runs:
         if has_run(run.folder) and load_settings(TrainSettings, run.folder / SETTINGS) != run.settings:
@@ -75,6 +87,26 @@ def plan(config: Path, overrides: Sequence[str], vary: Sequence[str], seeds: Seq
     return runs
 
 
+def _axis(text: str) -> tuple[str, list[str]]:
+    """The key and the values of a ``--vary``, cut where YAML would cut a list of them."""
+    key, _, values = text.partition("=")
+    try:
+        node = yaml.compose(f"[{values}]", yaml.SafeLoader)
+    except (yaml.YAMLError, RecursionError):
+        node = None
+    items = node.value if node is not None else []
+    if not key or not items or values.rstrip().endswith(","):
+        raise UserError(
+            f"--vary {text!r}: write it as key=value,value; a value with a comma in it stands in brackets or quotes"
+        )
+    return key, [values[item.start_mark.index - 1 : item.end_mark.index - 1] for item in items]
+
+
+def _folder_name(override: str) -> str:
+    """``override`` without what a shell or a file system would take for something else."""
+    return re.sub(r"[^\w.,=+-]", "_", override)
+
+
 class Failure(UserError):
     """A run of the study did not finish."""
 
@@ -82,7 +114,7 @@ class Failure(UserError):
 def execute(runs: Sequence[Planned], jobs: int, say: Callable[[str], None], every: float = 15.0) -> None:
     """Makes the unfinished runs, at most ``jobs`` at once; finished ones are kept and begun ones resumed.
 
-    The first Ctrl-C lets every run finish its step and save.
+    The first Ctrl-C lets every run finish its step and save. No run outlives the study, not even a killed one.
 
     Raises:
         Failure: a run failed (its last lines are in the message), once the others have ended, or the study was
@@ -95,12 +127,12 @@ def execute(runs: Sequence[Planned], jobs: int, say: Callable[[str], None], ever
     active: dict[subprocess.Popen[bytes], Planned] = {}
     failed: list[tuple[Planned, str]] = []
     told = time.monotonic()
-    with _interruptible(active) as interrupted:
+    with _interruptible(active) as interrupted, _alive() as alive:
         while waiting or active:
             while waiting and len(active) < jobs and not interrupted():
                 run = waiting.pop(0)
                 begun = has_run(run.folder)
-                active[_start(run, begun)] = run
+                active[_start(run, begun, alive)] = run
                 say(f"{run.title}: {'resumed' if begun else 'started'} in {run.folder}")
             if interrupted():
                 waiting = []
@@ -134,7 +166,18 @@ def progress(run: Planned) -> str:
     return f"{run.title}: step {metrics['step']}/{run.settings.steps}{shown}"
 
 
-def _start(run: Planned, begun: bool) -> subprocess.Popen[bytes]:
+@contextmanager
+def _alive() -> Iterator[int]:
+    """What the runs read from: a pipe that ends when this process does, since nobody else holds its other end."""
+    read, write = os.pipe()
+    try:
+        yield read
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+def _start(run: Planned, begun: bool, alive: int) -> subprocess.Popen[bytes]:
     """The process; in a session of its own, so that a terminal's Ctrl-C reaches it through the study alone, and once."""
     run.folder.mkdir(parents=True, exist_ok=True)
     if begun:
@@ -147,8 +190,9 @@ def _start(run: Planned, begun: bool) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
     with (run.folder / "output.txt").open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "envace", *command],
+            [sys.executable, "-m", "envace.study.child", str(alive), *command],
             stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment, start_new_session=True,
+            pass_fds=[alive],
         )  # fmt: skip
 
 
