@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from envace.chat.render import ChatRenderer
 from envace.chat.settings import ChatSettings
-from envace.data.tasks import describe, read_lines
+from envace.data.tasks import read_values
 from envace.engines.base import TrainingRow
 from envace.engines.local.engine import LocalEngine, LocalEngineSettings
 from envace.errors import UserError
@@ -25,13 +25,9 @@ def read_trajectories(path: Path) -> Iterator[Trajectory]:
     """Trajectories of a JSONL file (``.gz`` or plain), one a line.
 
     Raises:
-        UserError: the file is missing, or a line is not a trajectory (names file, line and field).
+        UserError: as ``read_values``: an unreadable file, or a line that is no trajectory; names file, line and field.
     """
-    for number, line in read_lines(path, "trajectories"):
-        try:
-            yield Trajectory.model_validate_json(line)
-        except ValidationError as error:
-            raise UserError(f"{path}, line {number}: {describe(error)}") from None
+    return (trajectory for _, trajectory in read_values(path, Trajectory, "trajectories"))
 
 
 def batches(
