@@ -76,6 +76,7 @@ def test_schemas_of_every_draft_are_applied(schema, good, bad):
 
 def test_a_value_too_large_to_be_checked_is_wrong_and_no_fault():
     assert schema_error(10**400, {"multipleOf": 0.5}, "tool") is not None
+    assert argument_refusal("n", (10**400,), {"properties": {"n": {"multipleOf": 0.5}}}) is None
 
 
 CLOSED = {

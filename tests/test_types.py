@@ -48,6 +48,7 @@ def test_weights_can_be_added_up():
     ("arguments", "message"),
     [
         ('{"x": "\\ud800"}', "arguments.x: half a character"),
+        ('{"\\ud800": 1}', "arguments.\ufffd\ufffd\ufffd.[key]: half a character"),
         ('{"x": ' + "[" * 200 + "]" * 200 + "}", "arguments.x: nested more than 100 deep"),
         ("[" * 5000, ": function.arguments: not JSON: nested more than 100 deep"),
         ('{"x": NaN}', "arguments.x: nan is not a number"),

@@ -16,6 +16,7 @@ from referencing.jsonschema import EMPTY_REGISTRY, specification_with
 from envace.errors import UserError
 
 LATEST = "https://json-schema.org/draft/2020-12/schema"
+_UNCHECKED = (RecursionError, OverflowError)  # a schema that is kept ends, so the value is too deep or too large
 
 
 def compiles(pattern: str) -> str:
@@ -69,7 +70,7 @@ def _check(kind: type[Validator], schema: Any) -> None:
         kind.check_schema(schema)
     except jsonschema.SchemaError as error:
         where = "/".join(str(part) for part in error.absolute_path) or "the schema"
-        raise ValueError(f"not a JSON Schema: {where}: {error.message}") from None
+        raise ValueError(f"not a JSON Schema: {where}: {error.message[:200]}") from None
 
 
 def _resource(kind: type[Validator], schema: Any) -> Any:
@@ -141,13 +142,16 @@ def argument_refusal(name: str, values: tuple[Any, ...] | None, schema: dict[str
     """
     rules, reasons = validator(schema), []
     for value in (None,) if values is None else values:
-        errors = [
-            error
-            for error in rules.iter_errors({name: value})
-            if error.absolute_schema_path[0] in ("properties", "patternProperties", "additionalProperties")
-            and (values is not None or list(error.absolute_schema_path) == ["additionalProperties"])
-        ]
+        try:
+            errors = [
+                error
+                for error in rules.iter_errors({name: value})
+                if error.absolute_schema_path[0] in ("properties", "patternProperties", "additionalProperties")
+                and (values is not None or list(error.absolute_schema_path) == ["additionalProperties"])
+            ]
+        except _UNCHECKED:
+            return None
         if not errors:
             return None
-        reasons.append(errors[0].message)
+        reasons.append(errors[0].message[:200])
     return reasons[0]

@@ -31,6 +31,7 @@ class Frozen(BaseModel):
 
 Json = Annotated[Any, AfterValidator(json_value)]
 """Any JSON value that can be written back."""
+JsonObject = dict[Annotated[str, AfterValidator(json_value)], Json]
 
 
 class Role(StrEnum):
@@ -48,7 +49,7 @@ def _applicable(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-Schema = Annotated[dict[str, Json], AfterValidator(_applicable)]
+Schema = Annotated[JsonObject, AfterValidator(_applicable)]
 
 
 class ToolSpec(Frozen):
@@ -89,7 +90,7 @@ class ToolCall(Frozen):
     """One call. Also accepts OpenAI's nested form, whose arguments are a JSON string."""
 
     name: str
-    arguments: dict[str, Json] = Field(default_factory=dict)
+    arguments: JsonObject = Field(default_factory=dict)
     id: str | None = None
 
     @model_validator(mode="before")
@@ -279,7 +280,7 @@ Check = Annotated[
 
 # ------------------------------------------------------------------------------------------------------ task
 
-WorldState = dict[str, list[dict[str, Json]]]
+WorldState = dict[str, list[JsonObject]]
 """Table name to rows."""
 
 
@@ -347,7 +348,7 @@ class Task(Frozen):
     solution: tuple[Message, ...] = ()
     """A reference trajectory after ``messages``: assistant, tool and user messages."""
     world: WorldGoal | None = None
-    metadata: dict[str, Json] = Field(default_factory=dict)
+    metadata: JsonObject = Field(default_factory=dict)
     """Free form; ``domain``, ``split`` and ``family`` are read by reports."""
 
     @model_validator(mode="after")

@@ -21,6 +21,9 @@ class ServiceError(Exception):
         self.code = code
 
 
+_COLUMNS = {"TEXT": (str, "text"), "INTEGER": (int, "a whole number"), "REAL": (float, "a number with a point")}
+
+
 class World:
     """Base of the built-in worlds. A tool named ``x`` is the method ``x``, whose keyword arguments are the tool's.
 
@@ -51,7 +54,7 @@ class World:
         if row.keys() != kinds.keys():
             raise UserError(f"{where}: it has the columns {', '.join(row) or 'none'}, and needs {', '.join(kinds)}")
         for column, value in row.items():
-            wanted, said = (int, "a whole number") if kinds[column] == "INTEGER" else (str, "text")
+            wanted, said = _COLUMNS[kinds[column]]
             if type(value) is not wanted:
                 raise UserError(f"{where}.{column}: it must be {said}, not {canonical_json(value)[:80]}")
         columns, places = ", ".join(row), ", ".join("?" * len(row))
