@@ -6,7 +6,7 @@ Schema of the task file, one task a line. This module knows nothing of tokenizer
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
@@ -309,8 +309,8 @@ def unasked(messages: Sequence[Message]) -> int | None:
     return None
 
 
-def _unmeetable(check: Check, tools: Sequence[ToolSpec]) -> Iterator[str]:
-    """Why nothing an agent with ``tools`` can do decides ``check``: a tool or an argument there is not."""
+def _unmeetable(check: Check, tools: Sequence[ToolSpec]) -> str | None:
+    """What ``check`` names that no call of an agent with ``tools`` can have: a tool, or an argument; else ``None``."""
     match check:
         case CallMade():
             named, patterns = [check.call.name], [check.call]
@@ -321,18 +321,18 @@ def _unmeetable(check: Check, tools: Sequence[ToolSpec]) -> Iterator[str]:
         case OnlyCalls():
             named, patterns = [*check.names, *(pattern.name for pattern in check.allowed)], list(check.allowed)
         case _:
-            return
+            return None
     specs = {tool.name: tool for tool in tools}
     for name in named:
         if name not in specs:
-            yield f"the task declares no tool {name!r}; it has {', '.join(specs) or 'none'}"
-            return
+            return f"the task declares no tool {name!r}; it has {', '.join(specs) or 'none'}"
     for pattern in patterns:
         for name, match in pattern.arguments.items():
             values = (match.equals,) if isinstance(match, Equals) else getattr(match, "one_of", None)
             refusal = argument_refusal(name, values, specs[pattern.name].parameters)
             if refusal is not None:
-                yield f"{pattern.name}: no call can have this argument {name!r}: {refusal}"
+                return f"{pattern.name}: no call can have this argument {name!r}: {refusal}"
+    return None
 
 
 class Task(Frozen):
@@ -368,7 +368,7 @@ class Task(Frozen):
             raise ValueError(f"world.facts: {len(self.world.facts)} entries for {self.turns} user turns")
         for turn, checks in enumerate(self.checks):
             for position, check in enumerate(checks):
-                for fault in _unmeetable(check, self.tools):
+                if (fault := _unmeetable(check, self.tools)) is not None:
                     raise ValueError(f"checks.{turn}.{position}.{check.kind}: {fault}")
         return self
 
