@@ -6,16 +6,32 @@ Schema of the task file, one task a line. This module knows nothing of tokenizer
 
 from __future__ import annotations
 
-import json
-import re
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    field_validator,
+    model_validator,
+)
+
+from envace.schemas import argument_refusal, compiles, validator
+from envace.strict_json import json_value, parse_json
 
 
 class Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+Json = Annotated[Any, AfterValidator(json_value)]
+"""Any JSON value that can be written back."""
+JsonObject = dict[Annotated[str, AfterValidator(json_value)], Json]
 
 
 class Role(StrEnum):
@@ -28,14 +44,22 @@ class Role(StrEnum):
 # ---------------------------------------------------------------------------------------------- conversation
 
 
+def _applicable(schema: dict[str, Any]) -> dict[str, Any]:
+    validator(schema)
+    return schema
+
+
+Schema = Annotated[JsonObject, AfterValidator(_applicable)]
+
+
 class ToolSpec(Frozen):
     """A tool the agent may call. Also accepts OpenAI's ``{"type": "function", "function": {...}}``."""
 
     name: str = Field(min_length=1)
     description: str = ""
-    parameters: dict[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
+    parameters: Schema = Field(default_factory=lambda: {"type": "object", "properties": {}})
     """JSON Schema of the arguments object."""
-    returns: dict[str, Any] | None = None
+    returns: Schema | None = None
     """JSON Schema of a response, where the tool's owner published one."""
 
     @model_validator(mode="before")
@@ -47,6 +71,15 @@ class ToolSpec(Frozen):
             return function
         return data
 
+    @field_validator("parameters")
+    @classmethod
+    def _of_an_object(cls, schema: dict[str, Any]) -> dict[str, Any]:
+        kinds = schema.get("type", "object")
+        kinds = kinds if isinstance(kinds, list) else [kinds]
+        if not any(kind in ("object", "any") or isinstance(kind, dict) for kind in kinds):
+            raise ValueError(f"arguments are an object, so its type must be 'object', not {schema['type']!r}")
+        return schema
+
     def to_openai(self) -> dict[str, Any]:
         """The form chat templates and endpoints take (``returns`` has no place in it)."""
         function = {"name": self.name, "description": self.description, "parameters": self.parameters}
@@ -57,7 +90,7 @@ class ToolCall(Frozen):
     """One call. Also accepts OpenAI's nested form, whose arguments are a JSON string."""
 
     name: str
-    arguments: dict[str, Any] = Field(default_factory=dict)
+    arguments: JsonObject = Field(default_factory=dict)
     id: str | None = None
 
     @model_validator(mode="before")
@@ -66,7 +99,10 @@ class ToolCall(Frozen):
         if isinstance(data, dict) and isinstance(data.get("function"), dict):
             arguments = data["function"].get("arguments", {})
             if isinstance(arguments, str):
-                arguments = json.loads(arguments or "{}")
+                try:
+                    arguments = parse_json(arguments or "{}")
+                except ValueError as fault:
+                    raise ValueError(f"function.arguments: not JSON: {fault}") from None
             return {"name": data["function"].get("name"), "arguments": arguments, "id": data.get("id")}
         return data
 
@@ -96,18 +132,22 @@ class Reference(Frozen):
     """A recorded call with the response it got. ``response`` is any JSON value."""
 
     call: ToolCall
-    response: Any
+    response: Json
 
 
 # ---------------------------------------------------------------------------------------------------- checks
 
 
+Pattern = Annotated[str, AfterValidator(compiles)]
+"""A regular expression."""
+
+
 class Equals(Frozen):
-    equals: Any
+    equals: Json
 
 
 class OneOf(Frozen):
-    one_of: tuple[Any, ...]
+    one_of: tuple[Json, ...] = Field(min_length=1)
 
 
 class Near(Frozen):
@@ -118,20 +158,30 @@ class Near(Frozen):
 class Regex(Frozen):
     """Matched against the whole argument, as text."""
 
-    regex: str
-
-    @field_validator("regex")
-    @classmethod
-    def _compiles(cls, value: str) -> str:
-        re.compile(value)
-        return value
+    regex: Pattern
 
 
 class AnyValue(Frozen):
     any: Literal[True]
 
 
-ArgumentMatch = Equals | OneOf | Near | Regex | AnyValue
+def _way(match: Any) -> str | None:
+    held = type(match).model_fields if isinstance(match, Frozen) else match if isinstance(match, dict) else ()
+    return next((way for way in ("equals", "one_of", "number", "regex", "any") if way in held), None)
+
+
+ArgumentMatch = Annotated[
+    Annotated[Equals, Tag("equals")]
+    | Annotated[OneOf, Tag("one_of")]
+    | Annotated[Near, Tag("number")]
+    | Annotated[Regex, Tag("regex")]
+    | Annotated[AnyValue, Tag("any")],
+    Discriminator(
+        _way,
+        custom_error_type="argument_match",
+        custom_error_message="write one of equals, one_of, number, regex, any",
+    ),
+]
 
 
 class CallPattern(Frozen):
@@ -143,7 +193,7 @@ class CallPattern(Frozen):
 
 class CheckBase(Frozen):
     id: str = ""
-    weight: float = Field(default=1.0, ge=0)
+    weight: float = Field(default=1.0, ge=0, le=1e6)
     """Share within its turn; the weights of a turn are normalized to sum to 1."""
     required_for_next_turn: bool = False
 
@@ -173,24 +223,27 @@ class OnlyCalls(CheckBase):
     allowed: tuple[CallPattern, ...] = ()
 
 
+def _says_something(fact: str) -> str:
+    if not fact.strip():
+        raise ValueError("a fact without a word is in every reply")
+    return fact
+
+
+Fact = Annotated[str, AfterValidator(_says_something)]
+
+
 class ReplyContains(CheckBase):
     """The turn's last assistant text holds every fact (whole words, any case)."""
 
     kind: Literal["reply_contains"] = "reply_contains"
-    facts: tuple[str, ...] = Field(min_length=1)
+    facts: tuple[Fact, ...] = Field(min_length=1)
 
 
 class ReplyMatches(CheckBase):
     """The turn's last assistant text matches a regular expression somewhere."""
 
     kind: Literal["reply_matches"] = "reply_matches"
-    pattern: str
-
-    @field_validator("pattern")
-    @classmethod
-    def _compiles(cls, value: str) -> str:
-        re.compile(value)
-        return value
+    pattern: Pattern
 
 
 class ResponseValid(CheckBase):
@@ -227,7 +280,7 @@ Check = Annotated[
 
 # ------------------------------------------------------------------------------------------------------ task
 
-WorldState = dict[str, list[dict[str, Any]]]
+WorldState = dict[str, list[JsonObject]]
 """Table name to rows."""
 
 
@@ -239,8 +292,47 @@ class WorldGoal(Frozen):
     """Rows the world starts with."""
     goal: WorldState
     """Rows a perfect execution ends with."""
-    facts: tuple[tuple[str, ...], ...] = ()
+    facts: tuple[tuple[Fact, ...], ...] = ()
     """Per user turn, what the reply has to hold."""
+
+
+def unasked(messages: Sequence[Message]) -> int | None:
+    """The position of the first tool message that answers no call of the assistant message before it."""
+    waiting = 0
+    for position, message in enumerate(messages):
+        if message.role == "assistant":
+            waiting = len(message.tool_calls)
+        elif message.role == "tool":
+            waiting -= 1
+            if waiting < 0:
+                return position
+    return None
+
+
+def _unmeetable(check: Check, tools: Sequence[ToolSpec]) -> str | None:
+    """What ``check`` names that no call of an agent with ``tools`` can have: a tool, or an argument; else ``None``."""
+    match check:
+        case CallMade():
+            named, patterns = [check.call.name], [check.call]
+        case CallNotMade():  # arguments that the schema refuses are what it may forbid
+            named, patterns = [check.call.name], []
+        case CallsInOrder():
+            named, patterns = [pattern.name for pattern in check.calls], list(check.calls)
+        case OnlyCalls():
+            named, patterns = [*check.names, *(pattern.name for pattern in check.allowed)], list(check.allowed)
+        case _:
+            return None
+    specs = {tool.name: tool for tool in tools}
+    for name in named:
+        if name not in specs:
+            return f"the task declares no tool {name!r}; it has {', '.join(specs) or 'none'}"
+    for pattern in patterns:
+        for name, match in pattern.arguments.items():
+            values = (match.equals,) if isinstance(match, Equals) else getattr(match, "one_of", None)
+            refusal = argument_refusal(name, values, specs[pattern.name].parameters)
+            if refusal is not None:
+                return f"{pattern.name}: no call can have this argument {name!r}: {refusal}"
+    return None
 
 
 class Task(Frozen):
@@ -256,7 +348,7 @@ class Task(Frozen):
     solution: tuple[Message, ...] = ()
     """A reference trajectory after ``messages``: assistant, tool and user messages."""
     world: WorldGoal | None = None
-    metadata: dict[str, Any] = Field(default_factory=dict)
+    metadata: JsonObject = Field(default_factory=dict)
     """Free form; ``domain``, ``split`` and ``family`` are read by reports."""
 
     @model_validator(mode="after")
@@ -269,6 +361,15 @@ class Task(Frozen):
         doubled = sorted({name for name in names if names.count(name) > 1})
         if doubled:
             raise ValueError(f"tools: {doubled[0]!r} is declared more than once")
+        for field, messages in (("messages", self.messages), ("solution", self.solution)):
+            if (position := unasked(messages)) is not None:
+                raise ValueError(f"{field}.{position}: a tool message that answers no call before it")
+        if self.world is not None and len(self.world.facts) > self.turns:
+            raise ValueError(f"world.facts: {len(self.world.facts)} entries for {self.turns} user turns")
+        for turn, checks in enumerate(self.checks):
+            for position, check in enumerate(checks):
+                if (fault := _unmeetable(check, self.tools)) is not None:
+                    raise ValueError(f"checks.{turn}.{position}.{check.kind}: {fault}")
         return self
 
     @property
@@ -308,7 +409,7 @@ class CallRecord(Frozen):
 
     turn: int
     call: ToolCall
-    response: Any
+    response: Json
     responder: str
     error: str | None = None
     """Code of an ``error_tool_call`` or of a malformed response; a world's own error (not found …) is not one."""

@@ -128,7 +128,7 @@ def test_a_bad_line_of_a_task_file_is_named(envace, tmp_path):
     task["tools"][1]["parameters"]["properties"] = {"x": {"type": "int"}}
     (tmp_path / "tasks.jsonl").write_text("\n".join([*lines[1:6], lines[7], json.dumps(task)]))
     stderr = envace("tasks", "validate", tmp_path / "tasks.jsonl").stderr
-    assert f"tasks.jsonl, line 7: tools.1.parameters ({task['tools'][1]['name']}): not a JSON Schema:" in stderr
+    assert "tasks.jsonl, line 7: tools.1.parameters: not a JSON Schema: properties/x/type:" in stderr
     (tmp_path / "tasks.jsonl").write_text("\n".join([lines[0], lines[0]]))
     assert (
         "line 2: id: 'orders-train-0-0' was used on line 1"
@@ -389,18 +389,26 @@ def test_an_older_task_file_outlives_a_fault(envace, tmp_path):
     file = tmp_path / "tasks.jsonl"
     file.write_text("precious\n")
     assert envace("tasks", "build", file, "--worlds", "moon").returncode == 2
+    assert envace("tasks", "build", file, "--count", 1, "--worlds", "orders,moon").returncode == 2
     assert file.read_text() == "precious\n"
+    assert [one.name for one in tmp_path.iterdir()] == ["tasks.jsonl"]
+
+
+def test_long_work_is_told_of(envace, monkeypatch, tmp_path):
+    monkeypatch.setattr("envace.cli.tasks.TOLD_EVERY", 0)
+    done = envace("tasks", "build", tmp_path / "tasks.jsonl", "--count", 2, "--worlds", "orders,desk")
+    assert done.stderr.splitlines() == [f"{number} of 4 tasks" for number in (1, 2, 3, 4)]
 
 
 def test_a_failed_check_of_values_is_one_message(envace, monkeypatch, tmp_path):
-    monkeypatch.setattr("envace.data.tasks.read_tasks", lambda file: [Task(id="", messages=())])
+    monkeypatch.setattr("envace.data.tasks.read_tasks", lambda file, scorable: [Task(id="", messages=())])
     done = envace("tasks", "validate", tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "envace: Task.id: " in done.stderr
 
 
 def test_ctrl_c_leaves_with_130(envace, monkeypatch, tmp_path):
-    def interrupted(file):
+    def interrupted(file, scorable):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("envace.data.tasks.read_tasks", interrupted)

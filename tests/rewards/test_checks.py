@@ -2,9 +2,9 @@ import pytest
 from pydantic import TypeAdapter
 
 from envace.errors import UserError
-from envace.rewards.checks import TurnView, check_met, holds_fact
+from envace.rewards.checks import TurnView, argument_matches, check_met, holds_fact
 from envace.rewards.scorer import RuleScorer, episode_reward, require_scorable, turn_reply
-from envace.types import CallRecord, Check, Message, Reference, Task, ToolCall, ToolSpec
+from envace.types import CallRecord, Check, Message, Near, Reference, Task, ToolCall, ToolSpec
 
 PARSE = TypeAdapter(Check)
 
@@ -64,8 +64,7 @@ def test_call_made_by_argument(arguments, expected):
 )  # fmt: skip
 def test_numbers_within_a_tolerance(value, expected):
     # 1.1 - 1 is 0.10000000000000009 in floats.
-    call = {"name": "pay", "arguments": {"amount": {"number": 1, "tolerance": 0.1}}}
-    assert met({"kind": "call_made", "call": call}, [record("pay", amount=value)]) is expected
+    assert argument_matches(Near(number=1, tolerance=0.1), value) is expected
 
 
 @pytest.mark.parametrize(("value", "expected"), [(9007199254740000, True), (9007199254740001, False)])
@@ -152,6 +151,7 @@ def task(*turns: list[dict[str, object]]) -> Task:
         {
             "id": "t",
             "messages": [{"role": "user", "content": "hi"}],
+            "tools": [{"name": "pay"}],
             "user_turns": ["and?"] * (len(turns) - 1),
             "checks": turns,
         }

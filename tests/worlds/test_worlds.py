@@ -9,7 +9,7 @@ from envace.rewards.state import final_state
 from envace.types import Message, Task, ToolCall
 from envace.worlds import HELD_OUT, REGISTRY, worlds_of
 from envace.worlds.demonstrator import demonstrate, probe_calls
-from envace.worlds.environment import WorldEnvironment
+from envace.worlds.environment import WorldEnvironment, require_world
 from envace.worlds.tasks import FAMILIES, build_tasks
 
 STATES = {
@@ -264,6 +264,40 @@ async def test_a_task_runs_in_its_own_world():
     await environment.close()
     with pytest.raises(UserError, match="has no `world`"):
         WorldEnvironment(task.model_copy(update={"world": None}))
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"moons": []}, "moons: world 'calendar' has no such table; it has events, people"),
+        ({"people": [{}]}, "people.0: it has the columns none, and needs person_id, name"),
+        ({"people": [{"person_id": "P1"}]}, "people.0: it has the columns person_id, and needs person_id, name"),
+        ({"people": [{"person_id": "P1", "name": 3}]}, "people.0.name: it must be text, not 3"),
+        ({"people": [{"person_id": None, "name": "Ada"}]}, "people.0.person_id: it must be text, not null"),
+        ({"people": [{"person_id": "P1", "name": name} for name in ("Ada", "Bo")]}, "people.1: UNIQUE constraint failed"),
+        ({"events": [{**STATES["calendar"]["events"][0], "hour": True}]}, "events.0.hour: it must be a whole number, not true"),
+        ({"events": [{**STATES["calendar"]["events"][0], "hour": 2**64}]}, "events.0: Python int too large"),
+    ],
+)  # fmt: skip
+def test_a_state_that_does_not_fit_the_world_is_named(state, message):
+    with pytest.raises(UserError, match=message):
+        REGISTRY["calendar"](state)
+    task = next(build_tasks("calendar", 1, 0, "test"))
+    for field in ("state", "goal"):
+        bad = task.model_copy(update={"world": task.world.model_copy(update={field: state})})
+        with pytest.raises(UserError, match=f"task '{task.id}': world.{field}.{message}"):
+            require_world(bad)
+        if field == "state":
+            with pytest.raises(UserError, match=message):
+                WorldEnvironment(bad)
+
+
+@pytest.mark.parametrize("world", REGISTRY)
+def test_built_tasks_fit_their_worlds(world):
+    for task in build_tasks(world, 20, 0, "train"):
+        require_world(task)
+    made = REGISTRY[world](STATES[world])
+    assert made.snapshot() == STATES[world]
 
 
 def test_the_held_out_world_is_one_of_the_worlds():

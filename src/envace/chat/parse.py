@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from envace.chat.text import clean
 from envace.chat.tools import ParseError
 from envace.errors import UserError
+from envace.strict_json import DEPTH
 from envace.types import Message, ToolCall
 
 INVALID_TOOL_CALL_FORMAT = "INVALID_TOOL_CALL_FORMAT"
@@ -23,7 +24,6 @@ JSON_DECODE_ERROR = "JSON_DECODE_ERROR"
 INVALID_EXECUTION_RESULT_TYPE = "INVALID_EXECUTION_RESULT_TYPE"
 
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
-_DEPTH = 100  # of nesting; far more than a tool's data has, far less than serializers refuse
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,9 @@ def read_json(text: str) -> Any:
         ValueError: there is no such value.
     """
     try:
-        return _kept(json.loads(text, parse_constant=_refused), _DEPTH)
+        return _kept(json.loads(text, parse_constant=_refused), DEPTH)
     except RecursionError:
-        raise ValueError(f"nested more than {_DEPTH} deep") from None
+        raise ValueError(f"nested more than {DEPTH} deep") from None
 
 
 def _refused(name: str) -> Any:
@@ -109,7 +109,7 @@ def _kept(value: Any, depth: int) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError("a number out of range")
     if isinstance(value, list | dict) and not depth:
-        raise ValueError(f"nested more than {_DEPTH} deep")
+        raise ValueError(f"nested more than {DEPTH} deep")
     if isinstance(value, list):
         return [_kept(item, depth - 1) for item in value]
     if isinstance(value, dict):
@@ -146,7 +146,7 @@ def _call(data: Any) -> ToolCall | str:
 def _parse_declared(text: str, tokenizer: Any) -> ParsedAssistant:
     # transformers applies the declared regular expressions and JSON parsers; any failure of theirs is the text's.
     try:
-        parsed = _kept(tokenizer.parse_response(text), _DEPTH)
+        parsed = _kept(tokenizer.parse_response(text), DEPTH)
     except ImportError as error:
         raise UserError(f"the model's declared response form cannot be read: {error}") from None
     except Exception as error:

@@ -9,12 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import jsonschema
-import referencing.exceptions
-from jsonschema.protocols import Validator
-from referencing.jsonschema import EMPTY_REGISTRY, specification_with
-
-from envace.errors import UserError
+from envace.schemas import schema_error
 from envace.types import Frozen, ToolCall, ToolSpec
 
 TOOL_NOT_AVAILABLE = "TOOL_NOT_AVAILABLE"
@@ -44,62 +39,8 @@ def same_json(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
-_validators: dict[str, Validator] = {}
-
-
-def validator(schema: dict[str, Any], owner: str) -> Validator:
-    """A validator for ``schema``, kept for the next time. It fetches nothing: references must lie in the schema itself.
-
-    Raises:
-        UserError: ``schema`` is not a JSON Schema, or refers to what is not there; the message names ``owner``.
-    """
-    key = canonical_json(schema)
-    if key not in _validators:
-        kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
-        try:
-            kind.check_schema(schema)
-        except jsonschema.SchemaError as error:
-            where = "/".join(str(part) for part in error.absolute_path) or "the schema"
-            raise UserError(f"{owner}: not a JSON Schema: {where}: {error.message}") from None
-        whole = specification_with(str(kind.META_SCHEMA["$schema"])).create_resource(schema)
-        try:
-            _look_up(whole, EMPTY_REGISTRY.resolver_with_root(whole))
-        except (referencing.exceptions.Unresolvable, TypeError, ValueError, RecursionError) as fault:
-            # The others come from a reference into a string or a number, and from a schema too deep to walk.
-            raise UserError(f"{owner}: its schema cannot be applied, mend its $ref: {fault}") from None
-        _validators[key] = kind(schema, registry=EMPTY_REGISTRY)
-    return _validators[key]
-
-
-def _look_up(part: Any, resolver: Any) -> None:
-    """Every ``$ref`` of a schema resource and of the schemas in it; raises ``Unresolvable``."""
-    if isinstance(part.contents, dict) and isinstance(part.contents.get("$ref"), str):
-        resolver.lookup(part.contents["$ref"])
-    for inner in part.subresources():
-        _look_up(inner, resolver.in_subresource(inner))
-
-
-def schema_error(value: Any, schema: dict[str, Any], owner: str) -> jsonschema.ValidationError | None:
-    """What is most wrong with ``value`` by ``schema``; ``None`` if nothing is.
-
-    Raises:
-        UserError: as ``validator``; or ``schema`` refers to itself without end.
-    """
-    try:
-        worst: jsonschema.ValidationError | None = jsonschema.exceptions.best_match(
-            validator(schema, owner).iter_errors(value)
-        )
-        return worst
-    except (referencing.exceptions.Unresolvable, RecursionError) as fault:
-        raise UserError(f"{owner}: its schema cannot be applied, mend its $ref: {fault}") from None
-
-
 def check_call(call: ToolCall, tools: Sequence[ToolSpec]) -> ParseError | None:
-    """Whether ``call`` names one of ``tools`` with arguments that its schema allows; ``None`` if it does.
-
-    Raises:
-        UserError: the tool's schema cannot be applied.
-    """
+    """Whether ``call`` names one of ``tools`` with arguments that its schema allows; ``None`` if it does."""
     spec = next((tool for tool in tools if tool.name == call.name), None)
     if spec is None:
         names = ", ".join(tool.name for tool in tools) or "none"
@@ -122,16 +63,24 @@ def is_error_tool_call(response: Any) -> bool:
 
 def signature(tool: ToolSpec) -> str:
     """One line a model can read at little cost: ``cancel(order_id: string, reason: late|damaged, note?: string)``."""
-    required = tool.parameters.get("required", [])
-    properties = tool.parameters.get("properties", {})
-    parts = [f"{name}{'' if name in required else '?'}: {_kind(schema)}" for name, schema in properties.items()]
+    required = tool.parameters.get("required")
+    parts = []
+    for name, schema in tool.parameters.get("properties", {}).items():
+        # Draft 3 says of each property whether it is required.
+        needed = name in required if isinstance(required, list) else _of(schema, "required") is True
+        parts.append(f"{name}{'' if needed else '?'}: {_kind(schema)}")
     return f"{tool.name}({', '.join(parts)})"
 
 
 def _kind(schema: Any) -> str:
-    if not isinstance(schema, dict):  # a schema may also be true or false
-        return "any"
-    if "enum" in schema:
-        return "|".join(value if isinstance(value, str) else canonical_json(value) for value in schema["enum"])
-    kind = schema.get("type", "any")
-    return kind if isinstance(kind, str) else "|".join(kind)
+    values = _of(schema, "enum")
+    if isinstance(values, list):
+        return "|".join(value if isinstance(value, str) else canonical_json(value) for value in values)
+    kinds = _of(schema, "type")
+    if not isinstance(kinds, list):
+        kinds = [kinds]
+    return "|".join(kind if isinstance(kind, str) else "any" for kind in kinds)
+
+
+def _of(schema: Any, word: str) -> Any:
+    return schema.get(word) if isinstance(schema, dict) else None  # a schema may also be true or false

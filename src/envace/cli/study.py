@@ -44,23 +44,26 @@ def study(
     from envace.study.page import render
     from envace.study.report import blocks_of, study_report
     from envace.study.runs import Failure, execute, plan, seeds_of
-    from envace.training.checkpoint import write_whole
+    from envace.training.checkpoint import locked, write_whole
+    from envace.training.running import teller
 
     folder = out or Path("runs") / config.stem
     runs = plan(config, overrides or [], vary or [], seeds_of(seeds), folder)
     # Three seeds on two cores end soonest when all three run: each gets two thirds of a core.
     at_once = jobs or max(3, os.cpu_count() or 1)
+    say = teller(typer.echo)
     began = time.monotonic()
     failure = None
-    try:
-        execute(runs, at_once, typer.echo)
-    except Failure as error:
-        failure = error
-    report = study_report(runs)
-    report |= {"settings": str(config), "model": runs[0].settings.model}
-    report |= _took(folder, time.monotonic() - began, min(at_once, len(runs))) | _versions()
-    write_whole(folder / "report.json", json.dumps(report, indent=1, allow_nan=False).encode() + b"\n")
-    write_whole(folder / "report.html", render(report, f"EnvACE: {config.stem}").encode())
+    with locked(folder):
+        try:
+            execute(runs, at_once, say)
+        except Failure as error:
+            failure = error
+        report = study_report(runs)
+        report |= {"settings": str(config), "model": runs[0].settings.model}
+        report |= _took(folder, time.monotonic() - began, min(at_once, len(runs))) | _versions()
+        write_whole(folder / "report.json", json.dumps(report, indent=1, allow_nan=False).encode() + b"\n")
+        write_whole(folder / "report.html", render(report, f"EnvACE: {config.stem}").encode())
     _print(blocks_of(report))
     typer.echo(f"report: {folder}/report.html and {folder}/report.json")
     if failure is not None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+if TYPE_CHECKING:
+    from envace.types import Task
+
 app = typer.Typer(help="Build, read and validate task files (JSONL, one task a line).", no_args_is_help=True)
+TOLD_EVERY = 5.0  # seconds of a long work
 
 
 @app.command()
@@ -21,23 +26,32 @@ def build(
     split: Annotated[str, typer.Option(help="Splits share no task.")] = "train",
 ) -> None:
     """Builds tasks in the built-in worlds; every reference solution is executed there."""
+    import time
+
     from envace.data.tasks import write_tasks
+    from envace.worlds import worlds_of
     from envace.worlds.tasks import build_tasks
 
-    built = (task for world in worlds.split(",") for task in build_tasks(world, count, seed, split))
-    typer.echo(f"{write_tasks(out, built)} tasks -> {out}")
+    names = worlds_of(worlds)
+
+    def built() -> Iterator[Task]:
+        told = time.monotonic()
+        for place, world in enumerate(names):
+            for number, task in enumerate(build_tasks(world, count, seed, split), 1):
+                yield task
+                if time.monotonic() - told >= TOLD_EVERY:
+                    typer.echo(f"{place * count + number} of {len(names) * count} tasks", err=True)
+                    told = time.monotonic()
+
+    typer.echo(f"{write_tasks(out, built())} tasks -> {out}")
 
 
 @app.command()
 def validate(file: Annotated[Path, typer.Argument(help="A task file.")]) -> None:
     """Checks every line, and that every task could be scored."""
     from envace.data.tasks import read_tasks
-    from envace.rewards.scorer import require_scorable
 
-    count = 0
-    for task in read_tasks(file):
-        require_scorable([task])
-        count += 1
+    count = sum(1 for _ in read_tasks(file, scorable=True))
     typer.echo(f"{file}: {count} tasks, all valid")
 
 
@@ -51,11 +65,11 @@ def show(
     from envace.data.tasks import read_tasks
     from envace.errors import UserError
     from envace.roles.rehearse import call_text
-    from envace.types import Message, Task
+    from envace.types import Message
 
     found: Task | None = next((task for task in read_tasks(file) if task_id in (None, task.id)), None)
     if found is None:
-        raise UserError(f"{file}: no task {task_id!r}" if task_id else f"{file}: it holds no task")
+        raise UserError(f"{file}: no task {task_id!r}")
 
     def line(message: Message) -> str:
         calls = "".join(f"\n    calls {call_text(call)}" for call in message.tool_calls)

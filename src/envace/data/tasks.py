@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import gzip
+import os
+import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from envace.chat.tools import validator
 from envace.errors import UserError
+from envace.rewards.scorer import require_scorable
+from envace.strict_json import parse_json
 from envace.types import Task
+from envace.worlds.environment import require_world
+
+Value = TypeVar("Value", bound=BaseModel)
 
 
 def describe(error: ValidationError) -> str:
@@ -22,63 +29,101 @@ def describe(error: ValidationError) -> str:
     return f"{field}: {reason}" if field else reason
 
 
-def read_lines(path: Path, what: str) -> Iterator[tuple[int, str]]:
-    """Numbered lines of a JSONL file (``.gz`` or plain) that hold something.
+def read_values(path: Path, kind: type[Value], what: str) -> Iterator[tuple[int, Value]]:
+    """The values of a JSONL file (``.gz`` or plain), each with the number of its line. ``path`` may be a stream.
 
     Raises:
-        UserError: the file is missing or is not text.
+        UserError: the file cannot be read or holds nothing, or a line is no such value; names file, line and field.
     """
-    if not path.is_file():
-        raise UserError(f"{path}: no such file of {what}")
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield number, line
-    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError) as error:
-        raise UserError(f"{path}: not a JSONL file of {what}: {error}") from None
-
-
-def read_tasks(path: Path) -> Iterator[Task]:
-    """Tasks of a file.
-
-    Raises:
-        UserError: a line is not a task, a tool's schema is none, or an id comes twice; names file, line and field.
-    """
-    seen: dict[str, int] = {}
-    for number, line in read_lines(path, "tasks"):
+    number = 0
+    for number, line in _lines(path, what):
         try:
-            task = Task.model_validate_json(line)
+            value = kind.model_validate_json(line)
+            parse_json(line)  # pydantic takes the last of two equal keys
         except ValidationError as error:
             raise UserError(f"{path}, line {number}: {describe(error)}") from None
+        except ValueError as error:
+            raise UserError(f"{path}, line {number}: {error}") from None
+        yield number, value
+    if not number:
+        raise UserError(f"{path}: it holds no {what}")
+
+
+def _lines(path: Path, what: str) -> Iterator[tuple[int, str]]:
+    """Numbered lines that hold something."""
+    number = 0
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                if text.strip():
+                    yield number, text
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file of {what}") from None
+    except IsADirectoryError:
+        raise UserError(f"{path}: a folder, not a file of {what}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}, line {number}: not a JSONL file of {what}: {error}") from None
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise UserError(f"{path}: damaged after line {number}, or not gzip: {error}") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def read_tasks(path: Path, scorable: bool = False) -> Iterator[Task]:
+    """Tasks of a file.
+
+    Args:
+        scorable: each must be one that can be scored without a judge.
+
+    Raises:
+        UserError: as ``read_values``; or an id comes twice, a task does not fit its world or cannot be scored.
+    """
+    seen: dict[str, int] = {}
+    for number, task in read_values(path, Task, "tasks"):
         if task.id in seen:
             raise UserError(f"{path}, line {number}: id: {task.id!r} was used on line {seen[task.id]}")
         seen[task.id] = number
-        for place, tool in enumerate(task.tools):
-            for field, schema in (("parameters", tool.parameters), ("returns", tool.returns)):
-                if schema is not None:
-                    validator(schema, f"{path}, line {number}: tools.{place}.{field} ({tool.name})")
+        try:
+            require_world(task)
+            if scorable:
+                require_scorable([task])
+        except UserError as error:
+            raise UserError(f"{path}, line {number}: {error}") from None
         yield task
 
 
 def write_tasks(path: Path, tasks: Iterable[Task]) -> int:
-    """Writes tasks, one a line, and returns how many. They are made first: a fault in making them costs no older file.
+    """Writes tasks as they come, one a line, and returns how many. An older file stays until the new one is whole.
 
     Raises:
         UserError: the file cannot be written.
     """
-    lines = [task.model_dump_json() + "\n" for task in tasks]
+    count = 0
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with (
-            gzip.open(path, "wt", encoding="utf-8")
-            if path.suffix == ".gz"
-            else path.open("w", encoding="utf-8") as file
-        ):
-            file.writelines(lines)
+        stream = path.exists() and not path.is_file()  # a pipe or a device is written to, not replaced
+        whole = path if stream else path.resolve()  # a link stays one
+        partial = path if stream else whole.with_name(whole.name + ".partial")
+        try:
+            with partial.open("wb") as raw:
+                with (
+                    gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if path.suffix == ".gz" else nullcontext(raw) as file
+                ):
+                    for task in tasks:
+                        file.write(task.model_dump_json().encode() + b"\n")
+                        count += 1
+                raw.flush()
+                if not stream:
+                    os.fsync(raw.fileno())
+            if not stream:
+                partial.replace(whole)
+        finally:
+            if not stream:
+                partial.unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
-    return len(lines)
+    return count
 
 
 def task_schema() -> dict[str, Any]:

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envace.chat.tools import canonical_json, same_json, schema_error
+from envace.chat.tools import canonical_json, same_json
 from envace.errors import UserError
+from envace.schemas import schema_error
 from envace.types import (
     AnyValue,
     ArgumentMatch,

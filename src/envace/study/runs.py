@@ -20,6 +20,7 @@ import yaml
 from envace.config import TrainSettings, dump_settings, load_settings
 from envace.errors import UserError
 from envace.training.checkpoint import SETTINGS, RunFolder, has_run, write_whole
+from envace.training.loop import ready
 
 POLL_SECONDS = 0.5
 
@@ -53,7 +54,7 @@ def plan(config: Path, overrides: Sequence[str], vary: Sequence[str], seeds: Seq
             a value.
 
     Raises:
-        UserError: settings that are wrong in any variant, a variant twice, no seed or one twice, or a folder that holds a
+        UserError: settings that are wrong or cannot be run in any variant, a variant twice, no seed or one twice, or a folder that holds a
             run with other settings.
     """
     if not seeds or len(set(seeds)) < len(seeds):
@@ -79,6 +80,8 @@ def plan(config: Path, overrides: Sequence[str], vary: Sequence[str], seeds: Seq
                     )
             runs.append(Planned(variant, seed, folder, settings))
     for run in runs:
+        if run.seed == seeds[0]:
+            ready(run.settings)
         if has_run(run.folder) and load_settings(TrainSettings, run.folder / SETTINGS) != run.settings:
             raise UserError(
                 f"{run.folder}: holds a run with other settings (see its {SETTINGS}); "

@@ -21,6 +21,7 @@ from envace.config import TaskSettings, TrainSettings, dump_settings
 from envace.data.tasks import read_tasks
 from envace.engines.base import Sampler
 from envace.engines.local.engine import LocalEngine
+from envace.engines.local.loading import resolve
 from envace.episode import EpisodeRunner
 from envace.errors import UserError
 from envace.evaluation.evaluate import EvaluationPlan, evaluate
@@ -29,7 +30,7 @@ from envace.rewards.scorer import RuleScorer, require_scorable
 from envace.roles.rehearse import RehearsePrompt
 from envace.seeds import derive_seed
 from envace.training.checkpoint import RunFolder, open_run
-from envace.training.metrics import Trackers, advantage_metrics, step_metrics
+from envace.training.metrics import Trackers, advantage_metrics, require_installed, step_metrics
 from envace.training.running import Progress, logged, stop_after_step, teller
 from envace.types import Group, Task
 from envace.worlds import HELD_OUT
@@ -45,7 +46,7 @@ def load_tasks(settings: TaskSettings) -> list[Task]:
         UserError: none are named, or they are of a world that is held out.
     """
     if settings.file is not None:
-        tasks = list(read_tasks(settings.file))
+        tasks = list(read_tasks(settings.file, scorable=True))
     else:
         tasks = [
             task
@@ -62,6 +63,22 @@ def load_tasks(settings: TaskSettings) -> list[Task]:
     return tasks
 
 
+def ready(settings: TrainSettings) -> list[Task]:
+    """The tasks to train on, once all is checked that can be without loading a model.
+
+    Raises:
+        UserError: tasks that cannot be trained on, or a model, a prompt or a tracker that is not there.
+    """
+    resolve(settings.model)
+    if settings.simulator_model is not None:
+        resolve(settings.simulator_model)
+    RehearsePrompt(settings.rehearse.prompt)
+    require_installed(settings.trackers)
+    tasks = load_tasks(settings.tasks)
+    require_scorable(tasks)
+    return tasks
+
+
 def train(
     settings: TrainSettings, out: Path, resume: bool = False, progress: Progress = print, on_step: OnStep | None = None
 ) -> RunFolder:
@@ -74,8 +91,7 @@ def train(
     Raises:
         UserError: settings, tasks or model that cannot be trained on, or a disk that cannot be written to.
     """
-    tasks = load_tasks(settings.tasks)
-    require_scorable(tasks)
+    tasks = ready(settings)
     say = teller(progress)
     with open_run(out, dump_settings(settings), resume) as run, logged(run.log), stop_after_step() as stop:
         _steps(settings, tasks, run, resume, stop, say, on_step)

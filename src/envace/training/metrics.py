@@ -85,6 +85,19 @@ def _mean_reward(episodes: Sequence[Episode]) -> float | None:
     return sum(rewards) / len(rewards) if rewards else None
 
 
+def require_installed(names: Sequence[TrackerName]) -> None:
+    """Says before anything runs that a tracker is missing.
+
+    Raises:
+        UserError: names it.
+    """
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            raise UserError(f"trackers: {name} is not installed: pip install {name}") from None
+
+
 class Trackers:
     """TensorBoard, and what else was asked for. ``first`` is the first step to come: later ones of an earlier try go.
 
@@ -96,11 +109,9 @@ class Trackers:
         self, folder: Path, names: Sequence[TrackerName], run: str, settings: Mapping[str, Any], first: int
     ) -> None:
         self._services: dict[str, Any] = {}
+        require_installed(names)
         for name in names:
-            try:
-                service = importlib.import_module(name)
-            except ImportError:
-                raise UserError(f"trackers: {name} is not installed: pip install {name}") from None
+            service = importlib.import_module(name)
             try:
                 service.init(project="envace", name=run, config=dict(settings))
             except Exception as error:  # each has errors of its own: no account, no network, a full disk

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field
 
 from envace.chat.render import ChatRenderer
 from envace.chat.settings import ChatSettings, PathOrName
 from envace.config import dump_settings
-from envace.data.tasks import describe, read_lines
+from envace.data.tasks import read_values
 from envace.engines.base import TrainingRow
 from envace.engines.local.engine import LocalEngine, LocalEngineSettings
 from envace.errors import UserError
@@ -30,13 +30,9 @@ def read_trajectories(path: Path) -> Iterator[Trajectory]:
     """Trajectories of a JSONL file (``.gz`` or plain), one a line.
 
     Raises:
-        UserError: the file is missing, or a line is not a trajectory (names file, line and field).
+        UserError: as ``read_values``: an unreadable file, or a line that is no trajectory; names file, line and field.
     """
-    for number, line in read_lines(path, "trajectories"):
-        try:
-            yield Trajectory.model_validate_json(line)
-        except ValidationError as error:
-            raise UserError(f"{path}, line {number}: {describe(error)}") from None
+    return (trajectory for _, trajectory in read_values(path, Trajectory, "trajectories"))
 
 
 def batches(

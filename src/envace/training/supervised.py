@@ -6,13 +6,14 @@ They are the very token sequences that an episode would have, with the loss on w
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from envace.chat.render import ChatContext, ChatRenderer
 from envace.engines.base import TrainingRow
 from envace.roles.rehearse import RehearseContext, RehearsePrompt, rehearse_message, response_of, with_calls
-from envace.types import Frozen, Message, Role, Task
+from envace.types import Frozen, Message, Role, Task, unasked
 
 
 class Trajectory(Frozen):
@@ -22,6 +23,12 @@ class Trajectory(Frozen):
     messages: tuple[Message, ...] = Field(min_length=1)
     roles: tuple[Role, ...] = (Role.ACT, Role.REHEARSE)
     """The roles it is an example for. Made-up calls with true answers teach Rehearse and must not teach Act."""
+
+    @model_validator(mode="after")
+    def _answers_calls(self) -> Self:
+        if (position := unasked(self.messages)) is not None:
+            raise ValueError(f"messages.{position}: a tool message that answers no call before it")
+        return self
 
 
 def supervised_rows(trajectory: Trajectory, renderer: ChatRenderer, prompt: RehearsePrompt) -> list[TrainingRow]:

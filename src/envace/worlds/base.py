@@ -8,7 +8,8 @@ from __future__ import annotations
 import sqlite3
 from typing import Any, ClassVar
 
-from envace.chat.tools import check_call
+from envace.chat.tools import canonical_json, check_call
+from envace.errors import UserError
 from envace.types import ToolCall, ToolSpec, WorldState
 
 
@@ -20,8 +21,15 @@ class ServiceError(Exception):
         self.code = code
 
 
+_COLUMNS = {"TEXT": (str, "text"), "INTEGER": (int, "a whole number"), "REAL": (float, "a number with a point")}
+
+
 class World:
-    """Base of the built-in worlds. A tool named ``x`` is the method ``x``, whose keyword arguments are the tool's."""
+    """Base of the built-in worlds. A tool named ``x`` is the method ``x``, whose keyword arguments are the tool's.
+
+    Raises:
+        UserError: the state does not fit the schema; names table, row and column.
+    """
 
     name: ClassVar[str]
     schema: ClassVar[str]
@@ -31,12 +39,29 @@ class World:
         self._database = sqlite3.connect(":memory:")
         self._database.row_factory = sqlite3.Row
         self._database.executescript(self.schema)
+        tables = {row["name"] for row in self.all("SELECT name FROM sqlite_master WHERE type = 'table'")}
         for table, rows in state.items():
-            for row in rows:
-                columns, places = ", ".join(row), ", ".join("?" * len(row))
-                self._database.execute(f"INSERT INTO {table} ({columns}) VALUES ({places})", list(row.values()))
+            if table not in tables:
+                raise UserError(f"{table}: world {self.name!r} has no such table; it has {', '.join(sorted(tables))}")
+            kinds = {column["name"]: column["type"] for column in self.all(f"PRAGMA table_info({table})")}
+            for position, row in enumerate(rows):
+                self._fill(table, kinds, row, f"{table}.{position}")
         # A refused call rolls back to here at most.
         self._database.commit()
+
+    def _fill(self, table: str, kinds: dict[str, str], row: dict[str, Any], where: str) -> None:
+        """Adds a row. It must be what a snapshot gives back: success is decided by comparing them."""
+        if row.keys() != kinds.keys():
+            raise UserError(f"{where}: it has the columns {', '.join(row) or 'none'}, and needs {', '.join(kinds)}")
+        for column, value in row.items():
+            wanted, said = _COLUMNS[kinds[column]]
+            if type(value) is not wanted:
+                raise UserError(f"{where}.{column}: it must be {said}, not {canonical_json(value)[:80]}")
+        columns, places = ", ".join(row), ", ".join("?" * len(row))
+        try:
+            self._database.execute(f"INSERT INTO {table} ({columns}) VALUES ({places})", list(row.values()))
+        except (sqlite3.Error, OverflowError) as fault:  # a key of another row, a number of more than 64 bits
+            raise UserError(f"{where}: {fault}") from None
 
     def call(self, call: ToolCall) -> dict[str, Any]:
         """The response to a call; a bad call or a refusal is ``{"error": {"code", "message"}}``, and changes nothing."""

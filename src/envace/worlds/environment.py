@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from envace.errors import UserError
 from envace.rewards.state import final_state
-from envace.types import Task, ToolCall, ToolSpec
-from envace.worlds import REGISTRY
+from envace.types import Task, ToolCall, ToolSpec, WorldGoal
+from envace.worlds import REGISTRY, World
 
 
 class WorldEnvironment:
     """One task's own instance of its world.
 
     Raises:
-        UserError: the task names no built-in world.
+        UserError: the task names no built-in world, or its state does not fit there.
     """
 
     def __init__(self, task: Task) -> None:
@@ -23,10 +23,8 @@ class WorldEnvironment:
             raise UserError(
                 f"task {task.id!r} has no `world`, so there is nothing real to run it in; use another responder"
             )
-        if task.world.name not in REGISTRY:
-            raise UserError(f"task {task.id!r}: no built-in world {task.world.name!r}; there are {', '.join(REGISTRY)}")
         self._goal = task.world
-        self._world = REGISTRY[task.world.name](task.world.state)
+        self._world = _world(task, task.world, "state")
 
     @property
     def tools(self) -> Sequence[ToolSpec]:
@@ -40,3 +38,24 @@ class WorldEnvironment:
 
     async def close(self) -> None:
         self._world.close()
+
+
+def require_world(task: Task) -> None:
+    """Says before anything runs that a task's world, if it has one, could not be made or its goal never reached.
+
+    Raises:
+        UserError: names task, table, row and column.
+    """
+    if task.world is not None:
+        _world(task, task.world, "state").close()
+        _world(task, task.world, "goal").close()
+
+
+def _world(task: Task, world: WorldGoal, field: Literal["state", "goal"]) -> World:
+    """The task's world, in the state it starts with or the one it should end with."""
+    if world.name not in REGISTRY:
+        raise UserError(f"task {task.id!r}: no built-in world {world.name!r}; there are {', '.join(REGISTRY)}")
+    try:
+        return REGISTRY[world.name](world.state if field == "state" else world.goal)
+    except UserError as fault:
+        raise UserError(f"task {task.id!r}: world.{field}.{fault}") from None
