@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from envace.cli import app
 from envace.cli.study import _took
+from envace.config import TrainSettings, dump_settings, load_settings
 from envace.errors import UserError
 from envace.study.page import render
 from envace.study.report import spread, study_report
@@ -57,11 +58,13 @@ def config(tmp_path) -> Path:
     return file
 
 
-def make_runs(config: Path, out: Path, results: list[tuple[float, float]]) -> None:
+def make_runs(config: Path, out: Path, results: list[tuple[float, float]], *overrides: str) -> None:
     for seed, (before, after) in enumerate(results):
         folder = out / f"seed-{seed}"
         (folder / "evaluations").mkdir(parents=True)
         (folder / "checkpoints" / "step-000002").mkdir(parents=True)
+        settings = load_settings(TrainSettings, config, [*overrides, f"seed={seed}"])
+        (folder / "settings.yaml").write_text(dump_settings(settings))
         (folder / "metrics.jsonl").write_text("".join(json.dumps(step(number)) + "\n" for number in (1, 2)))
         for number, value in ((0, before), (2, after)):
             file = folder / "evaluations" / f"step-{number:06d}.json"
@@ -138,7 +141,7 @@ WHOLE = json.dumps(evaluation(2, 0.5, 0.9))
             json.dumps(step(1)) + '\n{"step": 2}\n',
             r"metrics\.jsonl, line 2: damaged: seconds: Field req",
         ),
-        ("metrics.jsonl", "3\n", r"metrics\.jsonl, line 1: damaged: Input should be"),
+        ("metrics.jsonl", "3\n", r"metrics\.jsonl, line 1: damaged: not the record of a step"),
     ],
 )
 def test_a_damaged_file_of_a_run_is_named(config, tmp_path, file, text, message):
@@ -148,7 +151,11 @@ def test_a_damaged_file_of_a_run_is_named(config, tmp_path, file, text, message)
         study_report(plan(config, [], [], [0], tmp_path / "out"))
 
 
-@pytest.mark.parametrize("data", [b"no archive", gzip.compress(b"{}\n"), gzip.compress(b"[" * 999)[:-9]])
+@pytest.mark.parametrize(
+    "data",
+    [b"no archive", gzip.compress(b"{}\n", mtime=0), gzip.compress(b"[" * 999, mtime=0)[:-9]],
+    ids=["no archive", "no episode", "cut"],
+)
 def test_a_damaged_file_of_episodes_is_named(config, tmp_path, data):
     make_runs(config, tmp_path / "out", [(0.25, 0.5)])
     for number in (0, 2):
@@ -175,7 +182,8 @@ def test_the_same_task_is_shown_before_and_after(config, tmp_path):
 
 def test_dollars_in_a_variant_are_text_in_its_curves(config, tmp_path):
     for value in ("a$x^$b", "c"):
-        make_runs(config, tmp_path / "out" / f"model={value.replace('$', '_').replace('^', '_')}", [(0.2, 0.4)])
+        folder = tmp_path / "out" / f"model={value.replace('$', '_').replace('^', '_')}"
+        make_runs(config, folder, [(0.2, 0.4)], f"model={value}")
     render(study_report(plan(config, [], ["model=a$x^$b,c"], [0], tmp_path / "out")), "title")
 
 
@@ -202,7 +210,7 @@ def test_a_damaged_earlier_report_costs_its_times_alone(tmp_path, capsys, earlie
 
 def test_variants_are_reported_apart_and_text_is_escaped(config, tmp_path):
     for value in ("rehearsal", "replay"):
-        make_runs(config, tmp_path / "out" / f"responder={value}", [(0.2, 0.4)])
+        make_runs(config, tmp_path / "out" / f"responder={value}", [(0.2, 0.4)], f"responder={value}")
     runs = plan(config, [], ["responder=rehearsal,replay"], [0], tmp_path / "out")
     report = study_report(runs)
     assert [block["variant"] for block in report["variants"]] == [["responder=rehearsal"], ["responder=replay"]]
@@ -336,7 +344,30 @@ def parent_of(process: int) -> int | None:
 
 
 def test_a_failed_run_is_named_with_its_last_lines(config, tmp_path):
-    result = CliRunner().invoke(app, ["study", str(config), "--seeds", "0", "--out", str(tmp_path / "out")])
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{")
+    command = ["study", str(config), f"model={tmp_path}/model", "--seeds", "0", "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, command)
     assert isinstance(result.exception, UserError)
     assert "seed 0 failed" in str(result.exception)
-    assert "none" in str(result.exception)
+    assert "transformers cannot load it" in str(result.exception)
+
+
+def test_a_fault_of_the_last_variant_is_told_before_the_first_starts(config, tmp_path):
+    command = ["study", str(config), "--vary", "model=tiny,none", "--seeds", "0", "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, command)
+    assert isinstance(result.exception, UserError) and "model 'none': no such folder" in str(result.exception)
+    assert "started" not in result.output and not list((tmp_path / "out").glob("model*"))
+
+
+def test_a_study_folder_is_one_process_alone(config, tmp_path):
+    held = "import sys, time; from pathlib import Path; from envace.training.checkpoint import locked\n"
+    held += "with locked(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
+    other = subprocess.Popen([sys.executable, "-c", held, str(tmp_path / "out")], stdout=subprocess.PIPE)
+    try:
+        assert other.stdout is not None and other.stdout.readline() == b"held\n"
+        result = CliRunner().invoke(app, ["study", str(config), "model=tiny", "--out", str(tmp_path / "out")])
+    finally:
+        other.kill()
+        other.wait()
+    assert isinstance(result.exception, UserError) and "another process is at work in it" in str(result.exception)

@@ -21,6 +21,7 @@ from envace.config import TrainSettings, dump_settings, load_settings
 from envace.errors import UserError
 from envace.training.checkpoint import SETTINGS, RunFolder, has_run, write_whole
 from envace.training.loop import ready
+from envace.training.running import Progress
 
 POLL_SECONDS = 0.5
 
@@ -54,8 +55,8 @@ def plan(config: Path, overrides: Sequence[str], vary: Sequence[str], seeds: Seq
             a value.
 
     Raises:
-        UserError: settings that are wrong or cannot be run in any variant, a variant twice, no seed or one twice, or a folder that holds a
-            run with other settings.
+        UserError: settings that are wrong in any variant, a variant twice, no seed or one twice, or a
+            folder that holds a run with other settings.
     """
     if not seeds or len(set(seeds)) < len(seeds):
         raise UserError("--seeds: give different whole numbers, such as 0,1,2")
@@ -80,8 +81,6 @@ def plan(config: Path, overrides: Sequence[str], vary: Sequence[str], seeds: Seq
                     )
             runs.append(Planned(variant, seed, folder, settings))
     for run in runs:
-        if run.seed == seeds[0]:
-            ready(run.settings)
         if has_run(run.folder) and load_settings(TrainSettings, run.folder / SETTINGS) != run.settings:
             raise UserError(
                 f"{run.folder}: holds a run with other settings (see its {SETTINGS}); "
@@ -114,12 +113,13 @@ class Failure(UserError):
     """A run of the study did not finish."""
 
 
-def execute(runs: Sequence[Planned], jobs: int, say: Callable[[str], None], every: float = 15.0) -> None:
+def execute(runs: Sequence[Planned], jobs: int, say: Progress, every: float = 15.0) -> None:
     """Makes the unfinished runs, at most ``jobs`` at once; finished ones are kept and begun ones resumed.
 
     The first Ctrl-C lets every run finish its step and save. No run outlives the study, not even a killed one.
 
     Raises:
+        UserError: a variant cannot be run; nothing was started.
         Failure: a run failed (its last lines are in the message), once the others have ended, or the study was
             interrupted.
     """
@@ -127,6 +127,8 @@ def execute(runs: Sequence[Planned], jobs: int, say: Callable[[str], None], ever
     for run in runs:
         if run not in waiting:
             say(f"{run.title}: finished before, kept")
+    for run in {run.variant: run for run in waiting}.values():
+        ready(run.settings)  # a last variant's fault must not show when the others have run for hours
     active: dict[subprocess.Popen[bytes], Planned] = {}
     failed: list[tuple[Planned, str]] = []
     told = time.monotonic()

@@ -59,18 +59,15 @@ class RunFolder:
             UserError: another line is not the record of a step.
         """
         found: list[dict[str, Any]] = []
-        lines = self.metrics.read_bytes().splitlines() if self.metrics.is_file() else []
+        lines = self.metrics.read_bytes().split(b"\n")[:-1] if self.metrics.is_file() else []
         for number, line in enumerate(lines, 1):
             try:
                 record = json.loads(line)
-                if not isinstance(record, dict) or not isinstance(record.get("step"), int):
-                    raise ValueError
-                found.append(record)
             except (ValueError, RecursionError):
-                if number < len(lines):
-                    raise UserError(
-                        f"{self.metrics}, line {number}: not the record of a step; remove that line"
-                    ) from None
+                record = None
+            if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+                raise UserError(f"{self.metrics}, line {number}: damaged: not the record of a step; remove that line")
+            found.append(record)
         return found
 
     def write_evaluation(self, step: int, result: Mapping[str, Any], episodes: Iterable[Episode] = ()) -> None:

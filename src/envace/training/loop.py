@@ -69,13 +69,13 @@ def ready(settings: TrainSettings) -> list[Task]:
     Raises:
         UserError: tasks that cannot be trained on, or a model, a prompt or a tracker that is not there.
     """
-    resolve(settings.model)
-    if settings.simulator_model is not None:
-        resolve(settings.simulator_model)
-    RehearsePrompt(settings.rehearse.prompt)
-    require_installed(settings.trackers)
     tasks = load_tasks(settings.tasks)
     require_scorable(tasks)
+    for model in (settings.model, settings.simulator_model):
+        if model is not None:
+            resolve(model)
+    RehearsePrompt(settings.rehearse.prompt)
+    require_installed(settings.trackers)
     return tasks
 
 
