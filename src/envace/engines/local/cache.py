@@ -80,13 +80,19 @@ class RowCache:
         start, end: columns in use. ``end - start`` is the longest active row.
     """
 
-    def __init__(self, max_rows: int) -> None:
+    def __init__(self, max_rows: int, columns: int = 0) -> None:
+        """``columns``: how many to make room for at once, where an earlier cache has shown what is needed."""
         self.max_rows = max_rows
         self.buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.lengths: list[int] = []
         self.start = self.end = 0
-        self._capacity = 0
+        self._capacity, self._columns = 0, columns
         self._free: list[int] = []
+
+    @property
+    def columns(self) -> int:
+        """How many columns there is room for."""
+        return self._capacity
 
     def view(self, layers: int) -> DynamicCache:
         cache = DynamicCache()
@@ -96,9 +102,8 @@ class RowCache:
     def mask(self) -> torch.Tensor:
         """[rows, width + 1]: 1 where a column holds a token of the row, the one about to be written included."""
         width = self.end - self.start + 1
-        columns = torch.arange(width)
-        lengths = torch.tensor(self.lengths) + 1
-        return (columns[None, :] >= width - lengths[:, None]).long()
+        first = width - 1 - torch.tensor(self.lengths)
+        return (torch.arange(width) >= first[:, None]).long()
 
     def advance(self) -> None:
         """One column was written to every row."""
@@ -165,7 +170,8 @@ class RowCache:
             return
         width = max([length, *self.lengths])
         # Half of the spare room goes to the right of the edge, half to the left, for longer rows to come.
-        capacity = self._capacity if 2 * self._capacity >= 3 * width + 64 else 2 * width + 64
+        held = self._capacity or self._columns
+        capacity = held if 2 * held >= 3 * width + 64 else 2 * width + 64
         end = capacity - (capacity - width) // 2
         used, old_end, rows = max(self.lengths, default=0), self.end, len(self.lengths)
         for layer, pair in enumerate(
@@ -189,6 +195,7 @@ class RowCache:
 @dataclass
 class _Entry:
     ids: tuple[int, ...]
+    keys: list[int]
     layers: list[tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -214,9 +221,9 @@ class PrefixCache:
             return 0, []
         self._entries.move_to_end(found)
         entry = self._entries[found]
-        limit = min(len(ids) - 1, len(entry.ids))
-        common = next((i for i, (a, b) in enumerate(zip(ids, entry.ids, strict=False)) if a != b), limit)
-        common = min(common, limit)
+        common = min(len(ids) - 1, len(entry.ids))
+        if ids[:common] != entry.ids[:common]:
+            common = next(place for place in range(common) if ids[place] != entry.ids[place])
         return common, [(keys[:, :common], values[:, :common]) for keys, values in entry.layers]
 
     def store(self, ids: tuple[int, ...], layers: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
@@ -233,7 +240,7 @@ class PrefixCache:
             if ids[: len(known)] == known:
                 self._drop(nearest)
         number, self._next = self._next, self._next + 1
-        self._entries[number] = _Entry(ids, layers)
+        self._entries[number] = _Entry(ids, keys, layers)
         self.tokens += len(ids)
         for key in keys:
             self._holders.setdefault(key, {})[number] = None
@@ -256,9 +263,9 @@ class PrefixCache:
         return found
 
     def _drop(self, number: int) -> None:
-        ids = self._entries.pop(number).ids
-        self.tokens -= len(ids)
-        for key in _block_keys(ids):
+        entry = self._entries.pop(number)
+        self.tokens -= len(entry.ids)
+        for key in entry.keys:
             holders = self._holders[key]
             del holders[number]
             if not holders:

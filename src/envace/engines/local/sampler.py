@@ -41,7 +41,7 @@ class _Request:
     prompt: tuple[int, ...]
     params: SamplingParams
     future: asyncio.Future[Sample]
-    draws: Any
+    draws: list[float]
     limit: int
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -94,7 +94,7 @@ class LocalSampler:
         if limit <= 0:
             return Sample((), (), "length", self.policy_version)
         loop = asyncio.get_running_loop()
-        draws = np.random.Generator(np.random.Philox(params.seed)).random(limit, dtype=np.float64)
+        draws = np.random.Generator(np.random.Philox(params.seed)).random(limit, dtype=np.float64).tolist()
         request = _Request(prompt, params, loop.create_future(), draws, limit)
         self._waiting.append(request)
         self.stats.requests += 1
@@ -106,7 +106,7 @@ class LocalSampler:
     def begin_version(self, version: int) -> None:
         """Forgets everything computed with other weights, and frees its memory. No request may be in flight."""
         self._prefixes.clear()
-        self._rows = RowCache(self._rows.max_rows)
+        self._rows = RowCache(self._rows.max_rows, self._rows.columns)
         self.policy_version = version
 
     async def _run(self) -> None:
@@ -216,8 +216,8 @@ class LocalSampler:
             self._active[row] = self._active.pop(last)
         requests = [self._active[row] for row in range(len(self._active))]
         self._rows.ensure_column()
-        ids = torch.tensor([[request.tokens[-1]] for request in requests])
-        positions = torch.tensor([[length] for length in self._rows.lengths])
+        ids = torch.tensor([request.tokens[-1] for request in requests])[:, None]
+        positions = torch.tensor(self._rows.lengths)[:, None]
         started = time.perf_counter()
         output = self.model(
             input_ids=ids.to(self._device),
@@ -236,18 +236,21 @@ class LocalSampler:
     def _draw(self, logits: torch.Tensor, requests: Sequence[_Request]) -> None:
         """Appends one token to each request, by inverting the cumulative distribution at its own random number."""
         logits = logits.float()
-        temperature = torch.tensor([request.params.temperature for request in requests], device=logits.device)
-        scaled = logits / torch.where(temperature > 0, temperature, torch.ones_like(temperature))[:, None]
+        temperatures = [request.params.temperature for request in requests]
+        greedy, scaled = 0 in temperatures, logits
+        if set(temperatures) != {1.0}:
+            temperature = torch.tensor(temperatures, device=logits.device)
+            scaled = logits / torch.where(temperature > 0, temperature, torch.ones_like(temperature))[:, None]
         if any(request.params.top_p < 1 or request.params.top_k > 0 for request in requests):
             scaled = _truncate(scaled, requests)
         logprobs = torch.log_softmax(scaled, dim=-1)
         draws = torch.tensor(
             [request.draws[len(request.tokens)] for request in requests], dtype=torch.float64, device=logits.device
         )
-        cumulative = logprobs.double().exp_().cumsum_(dim=-1)
+        cumulative = logprobs.exp().double().cumsum_(dim=-1)
         tokens = torch.searchsorted(cumulative, (draws * cumulative[:, -1])[:, None], right=True)[:, 0]
         tokens = tokens.clamp(max=logits.shape[-1] - 1)
-        if any(request.params.temperature == 0 for request in requests):
+        if greedy:
             tokens = torch.where(temperature > 0, tokens, logits.argmax(dim=-1))
         chosen = logprobs.gather(1, tokens[:, None])[:, 0]
         for request, token, logprob in zip(requests, tokens.tolist(), chosen.tolist(), strict=True):
